@@ -1,0 +1,101 @@
+# Building, testing and measuring leatfs. "make help" lists the targets.
+#
+# Variables:
+#   LEATFS_TOOLS   where the S3 servers and linters for tests go (default ~/.cache/leatfs/tools)
+#   LEATFS_PYTHON  the Python that the clients' environment is made from (default: found)
+#   ARGS           more arguments for "make bench", "make demo" and "make test-clients-read",
+#                  for example: make bench ARGS="--quick --only cold-seq"
+
+SHELL       := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := build
+
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/leatfs
+TOOLS := $(or $(LEATFS_TOOLS),$(CACHE)/tools)
+
+VERSION    := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+VERSITYGW   := v1.8.0
+MINIO       := v0.0.0-20260212201848-7aac2a2c5b7c
+STATICCHECK := v0.8.2
+
+# Tests of the binary on real mounts are not unit tests: they need root.
+MOUNT_TESTS := ./test/mount/...
+UNIT_TESTS   = $$(go list ./... | grep -v '/test/mount')
+
+ROOT := $(filter 0,$(shell id -u))
+
+.NOTPARALLEL:
+.PHONY: help build deps tools pyenv lint test test-unit test-mount test-clients-read bench demo clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
+		while IFS=$$'\t' read -r t d; do printf '  %-20s %s\n' "$$t" "$$d"; done
+
+build: ## the static binary bin/leatfs
+	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/leatfs ./cmd/leatfs
+
+deps: ## the system packages that tests need (installs what is missing, as root, by apt)
+	@test/deps.sh
+
+# One stamp for each tool and version: a second run does nothing, a new version installs.
+# The servers are tools of the tests, run as processes; nothing of them is linked.
+define tool
+$(TOOLS)/.$(1)-$(3):
+	@mkdir -p $(TOOLS)
+	@echo "tools: building $(1) $(3)"
+	@GOBIN=$(TOOLS) GOFLAGS=-mod=mod CGO_ENABLED=0 go install $(2)@$(3)
+	@rm -f $(TOOLS)/.$(1)-*
+	@touch $$@
+tools: $(TOOLS)/.$(1)-$(3)
+endef
+$(eval $(call tool,versitygw,github.com/versity/versitygw/cmd/versitygw,$(VERSITYGW)))
+$(eval $(call tool,minio,github.com/minio/minio,$(MINIO)))
+$(eval $(call tool,staticcheck,honnef.co/go/tools/cmd/staticcheck,$(STATICCHECK)))
+
+tools: ## the S3 servers for tests (versitygw, MinIO) and staticcheck
+
+pyenv: deps ## the Python environment of the client tests, outside the tree
+	@test/pyenv/pyenv.sh >/dev/null
+
+lint: $(TOOLS)/.staticcheck-$(STATICCHECK) ## gofmt, go vet, staticcheck
+	@echo "lint: gofmt"
+	@bad=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); \
+		if [ -n "$$bad" ]; then echo "not formatted (gofmt -w):"; echo "$$bad"; exit 1; fi
+	@echo "lint: go vet"
+	@go vet ./...
+	@echo "lint: staticcheck"
+	@$(TOOLS)/staticcheck ./...
+
+ifdef ROOT
+test: test-unit test-mount test-clients-read ## all tests: unit (race detector), real mounts, real clients
+	@echo "test: all passed"
+else
+test: test-unit
+	@echo "test: the unit tests passed"
+	@echo "test: NOT RUN, since they need root: test-mount (real mounts), test-clients-read (real clients)"
+endif
+
+test-unit: deps tools ## unit tests, with the race detector
+	@echo "test: unit tests of all packages, with the race detector"
+	go test -race -timeout 20m $(UNIT_TESTS)
+
+test-mount: deps tools ## the binary on real mounts of a real S3 server (root)
+	@echo "test: real mounts"
+	go test -race -count=1 -timeout 25m $(MOUNT_TESTS)
+
+test-clients-read: build deps tools pyenv ## unmodified clients (PyTorch, Parquet, ...) read through a mount (root)
+	@echo "test: unmodified clients read through a mount"
+	go build -o bin/clients ./test/clients
+	bin/clients -leatfs bin/leatfs -python "$$(test/pyenv/pyenv.sh)" $(ARGS)
+
+bench: build deps tools ## measure reads, each as a ratio to its limit in the same run (root)
+	go build -o bin/bench ./test/bench
+	bin/bench run -leatfs bin/leatfs $(ARGS)
+
+demo: build deps tools pyenv ## two epochs of a PyTorch DataLoader from a mounted bucket (root)
+	go build -o bin/bench ./test/bench
+	go build -o bin/demo ./test/demo
+	bin/demo -leatfs bin/leatfs -python "$$(test/pyenv/pyenv.sh)" $(ARGS)
+
+clean: ## what was built here (tools and the Python environment stay in their cache)
+	rm -rf bin .build

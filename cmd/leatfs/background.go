@@ -1,0 +1,101 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"syscall"
+)
+
+// readyEnv tells a daemon on which descriptor to say that it is ready, or why not.
+const readyEnv = "LEATFS_READY_FD"
+
+// readyMessage is what the daemon says, once.
+type readyMessage struct {
+	OK    bool
+	Error string
+	Usage bool
+}
+
+// startBackground starts this program again as a daemon of its own session, and waits until
+// its mount answers or it says why not. When ctx ends before, the daemon is told to end too.
+func startBackground(ctx context.Context, args []string) error {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = r.Close() }()
+	exe, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = null.Close() }()
+	cmd := exec.Command(exe, args...)
+	cmd.Env = append(os.Environ(), readyEnv+"=3")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = null, null, null
+	cmd.ExtraFiles = []*os.File{w}
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	if err := w.Close(); err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = cmd.Process.Signal(syscall.SIGTERM) })
+	defer stop()
+	b, err := io.ReadAll(r)
+	var msg readyMessage
+	if err != nil || json.Unmarshal(b, &msg) != nil {
+		werr := cmd.Wait()
+		return fmt.Errorf("the daemon ended before it was ready (%v); its log says more", werr)
+	}
+	if !msg.OK {
+		_ = cmd.Wait()
+		if msg.Usage {
+			return usageError{errors.New(msg.Error)}
+		}
+		return errors.New(msg.Error)
+	}
+	if !stop() { // asked to end at the last moment: the daemon does
+		_ = cmd.Wait()
+		return context.Cause(ctx)
+	}
+	return cmd.Process.Release()
+}
+
+// readyPipe returns where to report to, nil when this process was not started in the
+// background.
+func readyPipe() *os.File {
+	if os.Getenv(readyEnv) == "" {
+		return nil
+	}
+	_ = os.Unsetenv(readyEnv)
+	syscall.CloseOnExec(3)
+	return os.NewFile(3, "ready")
+}
+
+// report sends the one message and closes the pipe.
+func report(pipe *os.File, err error) {
+	if pipe == nil {
+		return
+	}
+	msg := readyMessage{OK: err == nil}
+	if err != nil {
+		var usage usageError
+		msg.Error, msg.Usage = err.Error(), errors.As(err, &usage)
+	}
+	b, merr := json.Marshal(msg)
+	if merr == nil {
+		_, _ = pipe.Write(b) // the parent may be gone; then nobody needs to know
+	}
+	_ = pipe.Close()
+}

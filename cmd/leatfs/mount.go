@@ -1,0 +1,364 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
+
+	"github.com/leatfs/leatfs/fs"
+	"github.com/leatfs/leatfs/fs/fuse"
+	"github.com/leatfs/leatfs/objstore/origin"
+)
+
+// mountConfig is everything a mount can be told. Each field is a flag, and the flag's name a
+// key of the configuration file.
+type mountConfig struct {
+	source, mountpoint string
+	url                origin.URL // source, parsed by complete
+	ownCacheDir        bool       // cacheDirs is the default, not the user's word
+
+	cacheDirs   []string
+	cacheSize   size
+	memory      size
+	passthrough string
+
+	endpoint, region, profile string
+	noSignRequest             bool
+	pathStyle                 string
+	requesterPays             bool
+	sseCustomerKeyFile        string
+
+	ttl          time.Duration
+	immutable    bool
+	readOnly     bool
+	allowOther   bool
+	uid, gid     uint32
+	umask        string
+	smallObject  size
+	readAhead    size
+	fuseOptions  []string
+	config       string
+	foreground   bool
+	logFile      string
+	logLevel     string
+	logJSON      bool
+	metricsAddr  string
+	fuseDebug    bool
+	maxRequests  int
+	listRequests int
+	originWait   time.Duration
+}
+
+func (c *mountConfig) flags(f *pflag.FlagSet) {
+	def := fs.Defaults()
+	c.smallObject = size(def.SmallObject)
+	c.readAhead = 1 << 20
+	f.StringArrayVar(&c.cacheDirs, "cache-dir", nil, "directory for cached objects, on NVMe; repeat it for several disks (default /var/cache/leatfs/NAME)")
+	f.Var(&c.cacheSize, "cache-size", "bytes that each cache directory may hold (default: four fifths of what is free on its disk)")
+	f.Var(&c.memory, "memory", "memory that the daemon may use (default: 512MiB, or an eighth of the machine's if that is less)")
+	f.StringVar(&c.passthrough, "passthrough", "auto", "let the kernel read cache files itself: auto or off")
+	f.StringVar(&c.endpoint, "endpoint-url", "", "URL of an S3 server that is not AWS (also AWS_ENDPOINT_URL)")
+	f.StringVar(&c.region, "region", "", "region of the bucket (also AWS_REGION; asked of the bucket when not given)")
+	f.StringVar(&c.profile, "profile", "", "profile of the AWS configuration files (also AWS_PROFILE)")
+	f.BoolVar(&c.noSignRequest, "no-sign-request", false, "use no credentials, for public buckets")
+	f.StringVar(&c.pathStyle, "path-style", "auto", "bucket in the path, not the host name: auto (for endpoints that are not AWS), on or off")
+	f.BoolVar(&c.requesterPays, "requester-pays", false, "agree to pay for requests to a requester-pays bucket")
+	f.StringVar(&c.sseCustomerKeyFile, "sse-c-key-file", "", "file with the 32-byte key (raw or base64) of objects encrypted with SSE-C")
+	f.DurationVar(&c.ttl, "ttl", def.TTL, "how long what the bucket said of a name is believed")
+	f.BoolVar(&c.immutable, "immutable", false, "objects never change: never ask again of a name that was listed")
+	f.BoolVar(&c.readOnly, "read-only", false, "mount read-only (this version always does)")
+	f.BoolVar(&c.allowOther, "allow-other", false, "let other users use the mount (permissions are checked by mode)")
+	f.Uint32Var(&c.uid, "uid", uint32(os.Getuid()), "owner of all files")
+	f.Uint32Var(&c.gid, "gid", uint32(os.Getgid()), "group of all files")
+	f.StringVar(&c.umask, "umask", "022", "permission bits that files (0666) and directories (0777) do not have, octal")
+	f.Var(&c.smallObject, "small-object", "objects up to this size are fetched whole when they are opened")
+	f.Var(&c.readAhead, "read-ahead", "the kernel's readahead for files that are not yet whole in the cache")
+	f.StringArrayVarP(&c.fuseOptions, "options", "o", nil, "mount options, separated by commas: noexec, nonempty, context=…")
+	f.StringVar(&c.config, "config", "", "YAML file; its keys are the names of these flags, source and mountpoint")
+	f.BoolVar(&c.foreground, "foreground", false, "stay in the foreground and log to standard error")
+	f.StringVar(&c.logFile, "log-file", "", "log of a mount in the background (default leatfs.log in the first cache directory)")
+	f.StringVar(&c.logLevel, "log-level", "info", "debug, info, warn or error")
+	f.BoolVar(&c.logJSON, "log-json", false, "log in JSON")
+	f.StringVar(&c.metricsAddr, "metrics-addr", "", "TCP address for Prometheus, such as 127.0.0.1:9100 (metrics are always on the control socket)")
+	f.BoolVar(&c.fuseDebug, "fuse-debug", false, "log every FUSE request")
+	f.IntVar(&c.maxRequests, "max-requests", 128, "requests to the bucket in flight at most")
+	f.IntVar(&c.listRequests, "list-parallel", def.ListParallel, "LIST requests in flight for one directory at most")
+	f.DurationVar(&c.originWait, "origin-timeout", 60*time.Second, "how long a request is tried again before the application gets an error")
+}
+
+func mountCommand() *cobra.Command {
+	var c mountConfig
+	cmd := &cobra.Command{
+		Use:   "mount s3://BUCKET[/PREFIX] MOUNTPOINT",
+		Short: "Mount a bucket",
+		Long: `Mount a bucket, or what is under a prefix of it, as a directory.
+
+The command returns when the mount answers; a daemon goes on serving it until
+"leatfs umount MOUNTPOINT". Credentials come from where the AWS tools find them.
+file:///DIRECTORY in place of s3:// mounts a directory, such as one of a parallel
+file system, through the same cache.`,
+		Example: `  leatfs mount s3://datasets/imagenet /mnt/data --cache-dir /nvme/leatfs
+  leatfs mount --config /etc/leatfs/data.yaml`,
+		Args: usageArgs(cobra.MaximumNArgs(2)),
+	}
+	c.flags(cmd.Flags())
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		pipe := readyPipe()
+		err := c.complete(cmd.Flags(), args)
+		if err == nil && pipe == nil && !c.foreground {
+			return startBackground(cmd.Context(), append([]string{"mount"}, c.again(cmd.Flags())...))
+		}
+		if err == nil {
+			err = serve(cmd.Context(), &c, pipe)
+		} else {
+			report(pipe, err)
+		}
+		return err
+	}
+	return cmd
+}
+
+// complete takes the arguments and the configuration file, and checks what can be checked
+// without the network. Relative paths become absolute: the daemon runs in "/".
+func (c *mountConfig) complete(flags *pflag.FlagSet, args []string) error {
+	if c.config != "" {
+		fromFile, err := loadConfig(c.config, flags)
+		if err != nil {
+			return err
+		}
+		c.source, c.mountpoint = fromFile[keySource], fromFile[keyMountpoint]
+	}
+	if len(args) > 0 {
+		c.source = args[0]
+	}
+	if len(args) > 1 {
+		c.mountpoint = args[1]
+	}
+	if c.source == "" || c.mountpoint == "" {
+		return usageError{errors.New("what to mount and where: leatfs mount s3://BUCKET[/PREFIX] MOUNTPOINT")}
+	}
+	var err error
+	if c.url, err = origin.Parse(c.source); err != nil {
+		return usageError{err}
+	}
+	if err := c.checkFlags(); err != nil {
+		return usageError{err}
+	}
+	if err := c.checkOptions(); err != nil {
+		return usageError{err}
+	}
+	return c.checkPaths()
+}
+
+// checkOptions checks what was given with -o.
+func (c *mountConfig) checkOptions() error {
+	var opts []string
+	for _, o := range c.fuseOptions {
+		opts = append(opts, strings.Split(o, ",")...)
+	}
+	c.fuseOptions = opts
+	// Of the root directory, which is there and may hold files, nothing else can be wrong.
+	root := fuse.MountOptions{Mountpoint: "/", Extra: append(slices.Clone(opts), "nonempty")}
+	return root.Check()
+}
+
+// checkFlags checks the values of flags.
+func (c *mountConfig) checkFlags() error {
+	for _, x := range []struct{ flag, value, want string }{
+		{"passthrough", c.passthrough, "auto off"},
+		{"path-style", c.pathStyle, "auto on off"},
+		{"log-level", c.logLevel, "debug info warn error"},
+	} {
+		if want := strings.Fields(x.want); !slices.Contains(want, x.value) {
+			n := len(want) - 1
+			return fmt.Errorf("--%s %q: use %s or %s", x.flag, x.value, strings.Join(want[:n], ", "), want[n])
+		}
+	}
+	if e := c.endpoint; e != "" {
+		if u, err := url.Parse(e); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+			return fmt.Errorf("--endpoint-url %q is not a URL such as http://HOST:PORT or https://HOST", e)
+		}
+	}
+	switch {
+	case c.ttl < 0:
+		return fmt.Errorf("--ttl %v: it cannot be negative", c.ttl)
+	case c.originWait < time.Second:
+		return fmt.Errorf("--origin-timeout %v: at least 1s", c.originWait)
+	case c.maxRequests < 1 || c.maxRequests > 4096:
+		return fmt.Errorf("--max-requests %d: from 1 to 4096", c.maxRequests)
+	case c.listRequests < 1 || c.listRequests > 256:
+		return fmt.Errorf("--list-parallel %d: from 1 to 256", c.listRequests)
+	case c.cacheSize != 0 && c.cacheSize < minCacheSize:
+		return fmt.Errorf("--cache-size %s is too little: at least %s", &c.cacheSize, humanBytes(minCacheSize))
+	case c.uid == math.MaxUint32 || c.gid == math.MaxUint32:
+		return errors.New("--uid and --gid: 4294967295 means nobody at all")
+	}
+	if c.memory == 0 {
+		c.memory = size(memoryDefault())
+	}
+	if _, err := divide(int64(c.memory)); err != nil {
+		return err
+	}
+	_, err := c.permissions()
+	return err
+}
+
+// checkPaths makes paths absolute and looks at what is there.
+func (c *mountConfig) checkPaths() error {
+	var err error
+	for _, p := range []*string{&c.mountpoint, &c.logFile} {
+		if *p == "" {
+			continue
+		}
+		if *p, err = filepath.Abs(*p); err != nil {
+			return err
+		}
+		*p = resolve(*p)
+	}
+	if f := c.sseCustomerKeyFile; f != "" {
+		if _, err := os.Stat(f); err != nil {
+			// The value may be the key itself, by mistake: it does not go into a message.
+			return fmt.Errorf("--sse-c-key-file: the file cannot be read: %w", errors.Unwrap(err))
+		}
+		if c.sseCustomerKeyFile, err = filepath.Abs(f); err != nil {
+			return err
+		}
+	}
+	if err := c.checkMountpoint(); err != nil {
+		return err
+	}
+	if len(c.cacheDirs) == 0 {
+		c.cacheDirs, c.ownCacheDir = []string{defaultCacheDir(c.mountpoint)}, true
+	}
+	for i, d := range c.cacheDirs {
+		if d == "" {
+			return usageError{errors.New("--cache-dir is empty: name a directory on NVMe")}
+		}
+		if c.cacheDirs[i], err = filepath.Abs(d); err != nil {
+			return err
+		}
+	}
+	return c.checkPlaces()
+}
+
+// checkMountpoint looks at the mount point.
+func (c *mountConfig) checkMountpoint() error {
+	mp := c.mountpoint
+	// A stat of a dead mount's root may still be answered by the kernel, from its cache.
+	if err := unix.Statfs(mp, new(unix.Statfs_t)); errors.Is(err, unix.ENOTCONN) {
+		return fmt.Errorf("mount point %s: a mount whose daemon has died is still there; remove it with \"leatfs umount %s\"", mp, mp)
+	}
+	return (&fuse.MountOptions{Mountpoint: mp, Extra: c.fuseOptions}).Check()
+}
+
+// checkPlaces refuses places that lie in one another, where the mount would wait for itself
+// or grow without end.
+func (c *mountConfig) checkPlaces() error {
+	var real []string
+	for i, d := range c.cacheDirs {
+		r := resolve(d)
+		if within(r, c.mountpoint) {
+			return usageError{fmt.Errorf("cache directory %s lies under the mount point %s; choose another with --cache-dir", d, c.mountpoint)}
+		}
+		for j, other := range real {
+			if within(r, other) || within(other, r) {
+				return usageError{fmt.Errorf("cache directories %s and %s lie in one another; choose separate ones", c.cacheDirs[j], c.cacheDirs[i])}
+			}
+		}
+		real = append(real, r)
+	}
+	if c.logFile != "" && within(c.logFile, c.mountpoint) {
+		return usageError{fmt.Errorf("the log file %s lies under the mount point %s; choose another with --log-file", c.logFile, c.mountpoint)}
+	}
+	if c.url.Scheme != origin.File {
+		return nil
+	}
+	source := resolve(c.url.Path)
+	if within(c.mountpoint, source) {
+		return usageError{fmt.Errorf("mount point %s lies in %s, which is to be mounted there; choose one outside of it", c.mountpoint, source)}
+	}
+	for i, r := range real {
+		if within(r, source) {
+			return usageError{fmt.Errorf("cache directory %s lies in %s, which is to be mounted; choose another with --cache-dir", c.cacheDirs[i], source)}
+		}
+	}
+	return nil
+}
+
+// defaultCacheDir is one of the mount point's own, so that two mounts do not meet.
+func defaultCacheDir(mountpoint string) string {
+	base := "/var/cache/leatfs"
+	if os.Geteuid() != 0 {
+		if d, err := os.UserCacheDir(); err == nil {
+			base = filepath.Join(d, "leatfs", "mounts")
+		}
+	}
+	return filepath.Join(base, strings.ReplaceAll(strings.Trim(mountpoint, "/"), "/", "-"))
+}
+
+// again is the command line of the daemon: all that was set, with absolute paths.
+func (c *mountConfig) again(flags *pflag.FlagSet) []string {
+	args := []string{c.source, c.mountpoint}
+	flags.VisitAll(func(f *pflag.Flag) {
+		switch {
+		case f.Name == "config" || f.Name == "cache-dir" || f.Name == "options" || !f.Changed:
+		case f.Name == "log-file":
+			args = append(args, "--log-file="+c.logFile)
+		case f.Name == "sse-c-key-file":
+			args = append(args, "--sse-c-key-file="+c.sseCustomerKeyFile)
+		default:
+			args = append(args, "--"+f.Name+"="+f.Value.String())
+		}
+	})
+	if !c.ownCacheDir {
+		for _, d := range c.cacheDirs {
+			args = append(args, "--cache-dir="+d)
+		}
+	}
+	for _, o := range c.fuseOptions {
+		args = append(args, "--options="+o)
+	}
+	return args
+}
+
+// permissions are the mode bits of files and directories.
+func (c *mountConfig) permissions() (umask uint32, err error) {
+	m, err := strconv.ParseUint(c.umask, 8, 32)
+	if err != nil || m > 0o777 {
+		return 0, fmt.Errorf("--umask %q: use octal digits such as 022", c.umask)
+	}
+	return uint32(m), nil
+}
+
+func (c *mountConfig) fsOptions() fs.Options {
+	o := fs.Defaults()
+	o.TTL, o.Immutable = c.ttl, c.immutable
+	o.NegativeTTL = min(o.NegativeTTL, c.ttl)
+	o.UID, o.GID = c.uid, c.gid
+	umask, _ := c.permissions() // checked by complete
+	o.FileMode, o.DirMode = 0o666&^umask, 0o777&^umask
+	o.SmallObject = int64(c.smallObject)
+	o.ListParallel = c.listRequests
+	return o
+}
+
+func serve(ctx context.Context, c *mountConfig, pipe *os.File) error {
+	d, err := start(ctx, c)
+	report(pipe, err)
+	if err != nil {
+		return err
+	}
+	return d.wait(ctx)
+}

@@ -1,0 +1,214 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/leatfs/leatfs/fs/fuse"
+)
+
+// Status is what a daemon tells of itself. Its JSON is for programs: fields are added, and
+// not taken away or given another meaning.
+type Status struct {
+	Mountpoint  string    `json:"mountpoint"`
+	Source      string    `json:"source"`
+	Version     string    `json:"version"`
+	WorkerPID   int       `json:"worker_pid"`
+	Started     time.Time `json:"started"`
+	ReadOnly    bool      `json:"read_only"`
+	Passthrough bool      `json:"passthrough"`
+
+	Origin   OriginStatus   `json:"origin"`
+	Cache    CacheStatus    `json:"cache"`
+	Memory   MemoryStatus   `json:"memory"`
+	Files    FilesStatus    `json:"files"`
+	Prefetch PrefetchStatus `json:"prefetch"`
+}
+
+// OriginStatus is how the bucket answers.
+type OriginStatus struct {
+	State               string           `json:"state"` // ok, degraded, down
+	LastError           string           `json:"last_error,omitempty"`
+	LastErrorTime       *time.Time       `json:"last_error_time,omitempty"`
+	LastSuccess         *time.Time       `json:"last_success,omitempty"`
+	ConsecutiveFailures int64            `json:"consecutive_failures"`
+	Requests            map[string]int64 `json:"requests"` // by class
+	BytesIn             int64            `json:"bytes_in"`
+	Retries             int64            `json:"retries"`
+	Hedges              int64            `json:"hedges"`
+}
+
+// CacheStatus is what lies on the disks and where reads were answered from. Bytes.
+type CacheStatus struct {
+	Dirs          []DirStatus `json:"dirs"`
+	UsedBytes     int64       `json:"used_bytes"`
+	CapacityBytes int64       `json:"capacity_bytes"`
+	BytesMemory   int64       `json:"bytes_memory"` // served by the daemon from memory
+	BytesDisk     int64       `json:"bytes_disk"`   // served by the daemon from disk
+	BytesOrigin   int64       `json:"bytes_origin"` // fetched from the bucket
+	BytesUncached int64       `json:"bytes_uncached"`
+	Proven        int64       `json:"proven"`
+	Unverifiable  int64       `json:"unverifiable"`
+	Mismatches    int64       `json:"mismatches"`
+	Evicted       int64       `json:"evicted"`
+	WriteErrors   int64       `json:"write_errors"`
+}
+
+// DirStatus is one cache directory.
+type DirStatus struct {
+	Path          string `json:"path"`
+	UsedBytes     int64  `json:"used_bytes"`
+	CapacityBytes int64  `json:"capacity_bytes"`
+	Uncached      bool   `json:"uncached"` // the disk is full or failing: nothing new is kept
+}
+
+// MemoryStatus is the budget and its use, in bytes.
+type MemoryStatus struct {
+	Budget   int64 `json:"budget"`
+	Counted  int64 `json:"counted"` // RssAnon + RssShmem
+	Files    int64 `json:"files"`   // mapped files, not counted
+	PoolSize int64 `json:"pool_size"`
+	PoolUsed int64 `json:"pool_used"`
+	PoolHeld int64 `json:"pool_held"` // used, and not to be had back at once
+}
+
+// FilesStatus is what applications have open and did.
+type FilesStatus struct {
+	Open            int   `json:"open"`
+	Handles         int   `json:"handles"`
+	KeptBackings    int   `json:"kept_backings"`
+	Lookups         int64 `json:"lookups"`
+	Opens           int64 `json:"opens"`
+	OpensPass       int64 `json:"opens_passthrough"`
+	OpensDaemon     int64 `json:"opens_daemon"`
+	Reads           int64 `json:"reads"`
+	Lists           int64 `json:"lists"`
+	FailedRequests  int64 `json:"failed_requests"`
+	NotificationsNo int64 `json:"notifications_dropped"`
+}
+
+// PrefetchStatus is in bytes.
+type PrefetchStatus struct {
+	Asked  int64 `json:"asked"`
+	Used   int64 `json:"used"`
+	Wasted int64 `json:"wasted"`
+}
+
+func statusCommand() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "status [MOUNTPOINT]",
+		Short: "Show what a mount, or every mount, is doing",
+		Args:  usageArgs(cobra.MaximumNArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 1 {
+				s, err := statusOf(cmd.Context(), args[0])
+				if err != nil {
+					return err
+				}
+				return show(cmd.OutOrStdout(), s, asJSON)
+			}
+			return statusAll(cmd.Context(), cmd.OutOrStdout(), asJSON)
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func statusOf(ctx context.Context, mountpoint string) (*Status, error) {
+	mp, err := mountedName(mountpoint)
+	if err != nil {
+		return nil, err
+	}
+	s, err := askStatus(ctx, socketPath(mp))
+	if !errors.Is(err, errNoDaemon) {
+		return s, err
+	}
+	mounts, merr := fuse.Mounts()
+	if merr != nil {
+		return nil, merr
+	}
+	for _, m := range mounts {
+		if m.Mountpoint == mp && m.Type == "fuse.leatfs" {
+			return nil, fmt.Errorf("%s is mounted, but its daemon does not answer; if it has died, remove the mount with \"leatfs umount %s\"", mp, mp)
+		}
+	}
+	return nil, fmt.Errorf("%s: no leatfs is mounted there", mp)
+}
+
+func statusAll(ctx context.Context, w io.Writer, asJSON bool) error {
+	socks, err := sockets()
+	if err != nil {
+		return err
+	}
+	all := []*Status{}
+	for _, sock := range socks {
+		s, err := askStatus(ctx, sock)
+		if errors.Is(err, errNoDaemon) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", sock, err)
+		}
+		all = append(all, s)
+	}
+	if asJSON {
+		return json.NewEncoder(w).Encode(all)
+	}
+	if len(all) == 0 {
+		_, err := fmt.Fprintln(w, "no leatfs is mounted")
+		return err
+	}
+	for i, s := range all {
+		if i > 0 {
+			fmt.Fprintln(w)
+		}
+		if err := show(w, s, false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// show prints a status for people, or as JSON.
+func show(w io.Writer, s *Status, asJSON bool) error {
+	if asJSON {
+		return json.NewEncoder(w).Encode(s)
+	}
+	how := "through the daemon"
+	if s.Passthrough {
+		how = "by the kernel, once whole in the cache"
+	}
+	health := s.Origin.State
+	if s.Origin.LastError != "" && s.Origin.LastErrorTime != nil {
+		health += fmt.Sprintf("; last error %s ago: %s", time.Since(*s.Origin.LastErrorTime).Round(time.Second), s.Origin.LastError)
+	}
+	read := s.Cache.BytesMemory + s.Cache.BytesDisk
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	row := func(name, format string, a ...any) { fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, a...)) }
+	row("mount", "%s on %s (read-only)", s.Source, s.Mountpoint)
+	row("daemon", "process %d, version %s, up %s", s.WorkerPID, s.Version, time.Since(s.Started).Round(time.Second))
+	row("bucket", "%s", health)
+	row("requests", "GET %d, HEAD %d, LIST %d; %s in; %d retried, %d hedged", s.Origin.Requests["GET"], s.Origin.Requests["HEAD"],
+		s.Origin.Requests["LIST"], humanBytes(s.Origin.BytesIn), s.Origin.Retries, s.Origin.Hedges)
+	for _, d := range s.Cache.Dirs {
+		note := ""
+		if d.Uncached {
+			note = "; FULL OR FAILING, nothing new is kept"
+		}
+		row("cache", "%s: %s of %s%s", d.Path, humanBytes(d.UsedBytes), humanBytes(d.CapacityBytes), note)
+	}
+	row("checked", "%d objects equal to the bucket's checksum, %d without one, %d mismatches", s.Cache.Proven, s.Cache.Unverifiable, s.Cache.Mismatches)
+	row("reads", "%s; %d opens passed through, %d served (%s)", how, s.Files.OpensPass, s.Files.OpensDaemon, humanBytes(read))
+	row("prefetch", "%s asked for, %s used, %s wasted", humanBytes(s.Prefetch.Asked), humanBytes(s.Prefetch.Used), humanBytes(s.Prefetch.Wasted))
+	row("memory", "%s of %s (buffers %s of %s)", humanBytes(s.Memory.Counted), humanBytes(s.Memory.Budget), humanBytes(s.Memory.PoolUsed), humanBytes(s.Memory.PoolSize))
+	row("open", "%d files, %d handles", s.Files.Open, s.Files.Handles)
+	return t.Flush()
+}

@@ -1,0 +1,114 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/leatfs/leatfs/fs/fuse"
+)
+
+func umountCommand() *cobra.Command {
+	var lazy bool
+	cmd := &cobra.Command{
+		Use:     "umount MOUNTPOINT",
+		Aliases: []string{"unmount"},
+		Short:   "Unmount, and wait until the daemon has ended",
+		Args:    usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return umount(cmd.Context(), args[0], lazy)
+		},
+	}
+	cmd.Flags().BoolVarP(&lazy, "lazy", "l", false, "take the mount out of sight now, end it when nobody uses it any more")
+	return cmd
+}
+
+// umountWait is how long the daemon may take to put its state away.
+const umountWait = 30 * time.Second
+
+func umount(ctx context.Context, mountpoint string, lazy bool) error {
+	mp, err := mountedName(mountpoint)
+	if err != nil {
+		return err
+	}
+	fstype, err := fuse.MountedAt(mp)
+	if err != nil {
+		return err
+	}
+	switch fstype {
+	case "fuse.leatfs":
+	case "":
+		return fmt.Errorf("%s: nothing is mounted there", mp)
+	default:
+		return fmt.Errorf("%s: a %s is mounted there, not leatfs", mp, fstype)
+	}
+	// Ask before: afterwards nobody may answer any more.
+	pid := -1
+	s, err := askStatus(ctx, socketPath(mp))
+	if err == nil {
+		if pid, err = unix.PidfdOpen(s.WorkerPID, 0); err == nil {
+			defer func() { _ = unix.Close(pid) }()
+		}
+	}
+	dead := errors.Is(err, errNoDaemon)
+	if err := fuse.Unmount(mp, lazy); err != nil {
+		return err
+	}
+	if dead {
+		_ = os.Remove(socketPath(mp)) // what it left; the next mount there would remove it
+	}
+	if lazy || pid < 0 {
+		return nil
+	}
+	return waitExit(ctx, pid, mp)
+}
+
+// waitExit waits for the process behind a pidfd.
+func waitExit(ctx context.Context, pidfd int, mp string) error {
+	deadline := time.Now().Add(umountWait)
+	for time.Now().Before(deadline) && ctx.Err() == nil {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, 200)
+		if n > 0 {
+			return nil
+		}
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return fmt.Errorf("wait for the daemon of %s: %w", mp, err)
+		}
+	}
+	return fmt.Errorf("%s is unmounted, but its daemon has not ended within %v; see its log", mp, umountWait)
+}
+
+// mountedName is a mount point as the kernel names it: absolute and without links. The mount
+// itself is not looked at where that can be avoided, since it may hang.
+func mountedName(path string) (string, error) {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	dir, err := filepath.EvalSymlinks(filepath.Dir(abs))
+	if os.IsNotExist(err) {
+		return "", fmt.Errorf("mount point %s does not exist", path)
+	}
+	if err != nil {
+		return "", fmt.Errorf("mount point %s: %w", path, err)
+	}
+	name := filepath.Join(dir, filepath.Base(abs))
+	mounts, err := fuse.Mounts()
+	if err != nil {
+		return "", err
+	}
+	if slices.ContainsFunc(mounts, func(m fuse.MountInfo) bool { return m.Mountpoint == name }) {
+		return name, nil
+	}
+	if st, err := os.Lstat(name); err == nil && st.Mode()&os.ModeSymlink != 0 {
+		return filepath.EvalSymlinks(name)
+	}
+	return name, nil
+}

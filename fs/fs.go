@@ -1,0 +1,225 @@
+// Package fs is the file system itself: what a file, a directory and an open file mean over
+// an object store, an index and a cache. It knows nothing of FUSE; package fuse translates.
+//
+// A read goes: Lookup (index, or the origin when the index is too old) → Open (decides
+// whether the kernel may read the cache file itself, see open.go) → Read (only for files
+// that the daemon serves: cache, and prefetch told of it). Directories are listed into the
+// index page by page, and read from the index (listing.go, readdir.go).
+package fs
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/singleflight"
+
+	"github.com/leatfs/leatfs/cache"
+	"github.com/leatfs/leatfs/fs/meta"
+	"github.com/leatfs/leatfs/objstore"
+	"github.com/leatfs/leatfs/prefetch"
+)
+
+// Options are the choices of one mount.
+type Options struct {
+	// TTL is how long what the origin said of a name is believed; 0 asks at every use.
+	TTL time.Duration
+	// NegativeTTL likewise for names that were missing.
+	NegativeTTL time.Duration
+	// Immutable: objects never change and what was once listed is the truth for ever.
+	Immutable bool
+	// UID and GID own every file; FileMode and DirMode are its permission bits.
+	UID, GID          uint32
+	FileMode, DirMode uint32
+	// SmallObject is the size in bytes up to which a file is fetched whole at open.
+	SmallObject int64
+	// ListParallel is how many LIST requests one directory may have in flight.
+	ListParallel int
+	// Now is the clock; nil means time.Now.
+	Now func() time.Time
+}
+
+// Defaults returns the options of a mount that was given none.
+func Defaults() Options {
+	return Options{
+		TTL:         60 * time.Second,
+		NegativeTTL: time.Second,
+		FileMode:    0o644,
+		DirMode:     0o755,
+		// What one 90 MB/s connection brings in about the time of one 20 ms round trip:
+		// waiting for the whole costs at most as much again as waiting for the first byte.
+		SmallObject:  2 << 20,
+		ListParallel: 16,
+	}
+}
+
+// Backing registers cache files with the kernel, so that it reads them itself. A nil
+// Backing means that there is no passthrough. Methods may be called in parallel.
+type Backing interface {
+	// Register returns an id under which f is known until Unregister. f may be closed then.
+	Register(f *os.File) (int32, error)
+	Unregister(id int32)
+}
+
+// Notifier tells the kernel that a name it may have cached is another file now, or none, and
+// that it must drop what it has cached of a node's content. It is called without any lock of
+// this package held, from one goroutine.
+type Notifier interface {
+	EntryChanged(parent NodeID, name string)
+	ContentChanged(node NodeID)
+}
+
+// FS is one mounted origin. All methods may be called in parallel.
+//
+// Lock order: FS.listMu → openTable.mu → (locks of cache, meta). Network is never waited
+// for under a lock; singleflight groups are not locks and are entered holding none.
+type FS struct {
+	opt    Options
+	log    *slog.Logger
+	db     *meta.DB
+	cache  *cache.Cache
+	store  objstore.Store
+	engine *prefetch.Engine
+	root   meta.Inode
+	began  int64 // when the mount began, nanoseconds since 1970
+
+	ctx    context.Context // done at Close; background work runs under it
+	cancel context.CancelFunc
+	wg     sync.WaitGroup // background listings, notifier
+
+	resolves singleflight.Group // by directory and name: HEAD + LIST of one name
+	heads    singleflight.Group // by inode: HEAD of one object
+
+	listMu sync.Mutex
+	lists  map[meta.Ino]*listJob // listings under way
+
+	negatives *expiring // names lately found missing
+	staleHits *expiring // directories with stale names, see relist
+
+	open    openTable
+	changes chan change // to the notifier; see notify.go
+	stats   counters
+}
+
+type counters struct {
+	lookups, opens, passthrough, daemon, stale, reads, readBytes atomic.Int64
+	lists, changesDropped                                        atomic.Int64
+}
+
+// Config is what a mount is made of.
+type Config struct {
+	Options  Options
+	Log      *slog.Logger
+	DB       *meta.DB
+	Cache    *cache.Cache
+	Store    objstore.Store
+	Prefix   string // key prefix of the root, "" or ending in "/"
+	Engine   *prefetch.Engine
+	Backing  Backing  // nil: no passthrough
+	Notifier Notifier // nil: the kernel is not told of changes
+}
+
+// New makes the file system of cfg. The caller keeps DB, Cache, Store and Engine and closes
+// them after Close.
+func New(cfg Config) (*FS, error) {
+	root, err := cfg.DB.Origin(cfg.Store.String()+"/"+cfg.Prefix, cfg.Prefix)
+	if err != nil {
+		return nil, fmt.Errorf("index: root of %s: %w", cfg.Store, err)
+	}
+	f := &FS{
+		opt: cfg.Options, log: cfg.Log, db: cfg.DB, cache: cfg.Cache, store: cfg.Store,
+		engine: cfg.Engine, root: root,
+		lists:     make(map[meta.Ino]*listJob),
+		negatives: newExpiring(16384),
+		staleHits: newExpiring(1024),
+		changes:   make(chan change, 4096),
+	}
+	if f.opt.Now == nil {
+		f.opt.Now = time.Now
+	}
+	f.began = f.now()
+	f.ctx, f.cancel = context.WithCancel(context.Background())
+	f.open.init(cfg.Backing)
+	f.cache.SetReclaim(f.open.reclaim)
+	f.cache.SetDamaged(f.damaged)
+	f.wg.Add(2)
+	go f.notifyLoop(cfg.Notifier)
+	go f.purgeLoop()
+	return f, nil
+}
+
+// Close stops background work and waits for it. Open files must have been released, or
+// are released now.
+func (f *FS) Close() {
+	f.cancel()
+	f.wg.Wait()
+	f.cache.SetReclaim(func(cache.ID) bool { return true })
+	f.cache.SetDamaged(func(cache.Identity) {})
+	f.open.closeAll()
+}
+
+// now in nanoseconds since 1970.
+func (f *FS) now() int64 { return f.opt.Now().UnixNano() }
+
+// ino is the inode number behind a node id.
+func (f *FS) ino(n NodeID) meta.Ino {
+	if n == RootNode {
+		return f.root.Ino
+	}
+	return n.Ino()
+}
+
+// nodeOf is the node id under which the kernel shall know in.
+func (f *FS) nodeOf(in *meta.Inode) NodeID {
+	if in.Ino == f.root.Ino {
+		return RootNode
+	}
+	return Node(in.Ino, in.Gen)
+}
+
+// path is the path of a name for messages, relative to the root. It costs a few index reads.
+func (f *FS) path(dir meta.Ino, name string) string {
+	p := name
+	for i := 0; dir != f.root.Ino && i < 64; i++ {
+		in, err := f.db.Inode(dir)
+		if err != nil {
+			return path.Join("…", p)
+		}
+		p = path.Join(in.Name, p)
+		dir = in.Parent
+	}
+	return "/" + p
+}
+
+// key is the object key of a file inode.
+func (f *FS) key(dir *meta.Inode, in *meta.Inode) string {
+	if in.Object.Key != "" {
+		return in.Object.Key
+	}
+	return dir.Prefix + in.Name
+}
+
+// Stats is a snapshot for status and metrics.
+type Stats struct {
+	Lookups, Opens, OpensPassthrough, OpensDaemon, OpensStale int64
+	Reads, ReadBytes, Lists, NotifyDropped                    int64
+	OpenFiles, Handles, KeptBackings                          int
+}
+
+// Stats may be called at any time.
+func (f *FS) Stats() Stats {
+	s := Stats{
+		Lookups: f.stats.lookups.Load(), Opens: f.stats.opens.Load(),
+		OpensPassthrough: f.stats.passthrough.Load(), OpensDaemon: f.stats.daemon.Load(),
+		OpensStale: f.stats.stale.Load(), Reads: f.stats.reads.Load(),
+		ReadBytes: f.stats.readBytes.Load(), Lists: f.stats.lists.Load(),
+		NotifyDropped: f.stats.changesDropped.Load(),
+	}
+	s.OpenFiles, s.Handles, s.KeptBackings = f.open.counts()
+	return s
+}

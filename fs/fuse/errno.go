@@ -1,0 +1,85 @@
+package fuse
+
+import (
+	"context"
+	"errors"
+	"syscall"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"github.com/leatfs/leatfs/cache"
+	"github.com/leatfs/leatfs/fs"
+	"github.com/leatfs/leatfs/fs/meta"
+	"github.com/leatfs/leatfs/objstore"
+)
+
+// sentinel maps the errors of package fs, in the order they are tried.
+func sentinel(err error) (syscall.Errno, bool) {
+	for _, s := range []struct {
+		err   error
+		errno syscall.Errno
+	}{
+		{fs.ErrNotExist, syscall.ENOENT},
+		{fs.ErrWouldWait, syscall.EAGAIN},
+		{fs.ErrStale, syscall.ESTALE},
+		{cache.ErrStale, syscall.ESTALE},
+		{fs.ErrReadOnly, syscall.EROFS},
+		{fs.ErrIsDir, syscall.EISDIR},
+		{fs.ErrNotDir, syscall.ENOTDIR},
+		{fs.ErrNameTooLong, syscall.ENAMETOOLONG},
+		{fs.ErrInvalid, syscall.EINVAL},
+		{fs.ErrBadHandle, syscall.EBADF},
+		{meta.ErrNoSpace, syscall.ENOSPC},
+		{meta.ErrNotFound, syscall.ESTALE}, // its directory was removed meanwhile
+		{context.Canceled, syscall.EINTR},
+	} {
+		if errors.Is(err, s.err) {
+			return s.errno, true
+		}
+	}
+	return 0, false
+}
+
+// errnoOf is the one place where errors become errno. An origin that throttles, fails or
+// does not answer is EIO, never ENOENT.
+func errnoOf(err error) syscall.Errno {
+	if err == nil {
+		return 0
+	}
+	if e, ok := sentinel(err); ok {
+		return e
+	}
+	switch objstore.KindOf(err) {
+	case objstore.NotFound:
+		return syscall.ENOENT
+	case objstore.AccessDenied, objstore.Archived:
+		return syscall.EACCES
+	case objstore.PreconditionFailed:
+		return syscall.ESTALE
+	case objstore.Unsupported:
+		return syscall.EOPNOTSUPP
+	case objstore.Canceled:
+		return syscall.EINTR
+	}
+	return syscall.EIO
+}
+
+// quiet tells whether an errno is an everyday answer, not worth a log line.
+func quiet(e syscall.Errno) bool {
+	switch e {
+	case syscall.ENOENT, syscall.EAGAIN, syscall.ESTALE, syscall.EROFS, syscall.EISDIR, syscall.ENOTDIR,
+		syscall.ENAMETOOLONG, syscall.EINTR, syscall.EBADF:
+		return true
+	}
+	return false
+}
+
+// status turns an error into the answer to a request, and logs it where it is a failure.
+func (r *raw) status(op string, err error) fuse.Status {
+	e := errnoOf(err)
+	if e != 0 && !quiet(e) {
+		r.failed.Add(1)
+		r.log.Error("request failed", "op", op, "errno", e.Error(), "err", err)
+	}
+	return fuse.Status(e)
+}

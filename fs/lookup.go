@@ -1,0 +1,371 @@
+package fs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/leatfs/leatfs/fs/meta"
+	"github.com/leatfs/leatfs/objstore"
+)
+
+// MaxName is the longest name in bytes, as on any Linux file system.
+const MaxName = 255
+
+// Entry is the answer to a lookup: a node, its attributes, and how long both may be kept.
+type Entry struct {
+	Node NodeID
+	Attr Attr
+	// Valid is how long the kernel may believe name and attributes without asking.
+	Valid time.Duration
+}
+
+// Lookup finds name in a directory: in the index while that is fresh, else at the origin.
+// Errors: ErrNotExist, ErrNotDir, ErrNameTooLong, ErrStale for an unknown node, or the origin's.
+func (f *FS) Lookup(ctx context.Context, parent NodeID, name string) (Entry, error) {
+	dir, err := f.dir(parent)
+	if err != nil {
+		return Entry{}, err
+	}
+	if len(name) > MaxName {
+		return Entry{}, ErrNameTooLong
+	}
+	if !ValidName(name) {
+		return Entry{}, ErrNotExist
+	}
+	in, err := f.lookup(ctx, &dir, name)
+	if !errors.Is(err, ErrWouldWait) {
+		f.stats.lookups.Add(1)
+	}
+	if err != nil {
+		return Entry{}, err
+	}
+	return f.entry(&in)
+}
+
+// ValidName tells whether a component of a key can be shown as a name: not empty, not "."
+// or "..", at most MaxName bytes, no NUL (a slash cannot occur).
+func ValidName(name string) bool {
+	return name != "" && name != "." && name != ".." && len(name) <= MaxName &&
+		strings.IndexByte(name, 0) < 0
+}
+
+// dir returns the directory inode behind a node id.
+func (f *FS) dir(n NodeID) (meta.Inode, error) {
+	in, err := f.inode(n)
+	if err == nil && in.Kind != meta.KindDir {
+		err = ErrNotDir
+	}
+	return in, err
+}
+
+// inode returns the inode behind a node id, whatever its generation. A node the index
+// does not know, or whose name is gone, is ErrStale, never another file.
+func (f *FS) inode(n NodeID) (meta.Inode, error) {
+	in, err := f.db.Inode(f.ino(n))
+	if errors.Is(err, meta.ErrNotFound) {
+		return in, ErrStale
+	}
+	return in, err
+}
+
+// lookup returns the inode of a name, fresh.
+func (f *FS) lookup(ctx context.Context, dir *meta.Inode, name string) (meta.Inode, error) {
+	in, err := f.db.Lookup(dir.Ino, name)
+	switch {
+	case err == nil:
+		lst, err := f.db.Listing(dir.Ino)
+		if err != nil {
+			return in, err
+		}
+		if f.freshFor(&in, &lst) > 0 {
+			return in, nil
+		}
+		return f.revalidate(ctx, dir, &in, &lst)
+	case errors.Is(err, meta.ErrNotFound):
+		lst, err := f.db.Listing(dir.Ino)
+		if err != nil {
+			return in, err
+		}
+		if f.missingIsFresh(dir, &lst, name) {
+			return in, ErrNotExist
+		}
+		return f.resolve(ctx, dir, name)
+	}
+	return in, err
+}
+
+// freshFor tells how much longer what the index says of in may be believed; lst is its
+// parent's listing. Inodes with local changes are the truth themselves.
+func (f *FS) freshFor(in *meta.Inode, lst *meta.Listing) time.Duration {
+	if in.Ino == f.root.Ino || in.Flags&meta.Local != 0 {
+		return f.opt.TTL + time.Second
+	}
+	confirmed := max(in.Checked, lst.Complete)
+	if f.opt.Immutable && confirmed > 0 {
+		return 24 * time.Hour
+	}
+	return time.Duration(confirmed - f.now() + int64(f.opt.TTL))
+}
+
+func (f *FS) missingIsFresh(dir *meta.Inode, lst *meta.Listing, name string) bool {
+	if f.opt.Immutable && lst.Complete > 0 {
+		return true
+	}
+	oldest := f.now() - int64(f.opt.NegativeTTL)
+	return lst.Complete > oldest || f.negatives.since(negKey(dir.Ino, name), oldest)
+}
+
+func negKey(dir meta.Ino, name string) string {
+	return strconv.FormatUint(uint64(dir), 36) + "/" + name
+}
+
+// inlineRelist is the number of names up to which a stale name is confirmed by listing its
+// whole directory: one LIST request, which then confirms all the others too.
+const inlineRelist = 1000
+
+// revalidate asks the origin whether in is still what the index says.
+func (f *FS) revalidate(ctx context.Context, dir, in *meta.Inode, lst *meta.Listing) (meta.Inode, error) {
+	if noWait(ctx) {
+		return *in, ErrWouldWait
+	}
+	if lst.Complete != 0 {
+		if lst.Entries <= inlineRelist {
+			if err := f.list(dir).wait(ctx); err != nil {
+				return *in, err
+			}
+			return f.afterList(ctx, dir, in)
+		}
+		// A large directory: ask for this name alone, and once as many names were asked for as
+		// a listing has pages, list it in the background.
+		n := f.staleHits.add(negKey(dir.Ino, ""), f.now(), f.now()-int64(f.opt.TTL))
+		if int64(n) > lst.Entries/inlineRelist && f.opt.TTL > 0 {
+			f.list(dir)
+		}
+	}
+	if in.Kind == meta.KindDir {
+		return f.resolve(ctx, dir, in.Name)
+	}
+	return f.head(ctx, dir, in)
+}
+
+// afterList reads a name again that a listing has just confirmed, changed or removed.
+func (f *FS) afterList(ctx context.Context, dir, old *meta.Inode) (meta.Inode, error) {
+	in, err := f.db.Lookup(dir.Ino, old.Name)
+	if errors.Is(err, meta.ErrNotFound) {
+		return in, ErrNotExist
+	}
+	return in, err
+}
+
+// head confirms a file by HEAD. One request however many ask.
+func (f *FS) head(ctx context.Context, dir, in *meta.Inode) (meta.Inode, error) {
+	d, i := *dir, *in
+	return f.shared(ctx, func() (any, error) {
+		v, err, _ := f.heads.Do(strconv.FormatUint(uint64(i.Ino), 36), func() (any, error) {
+			return f.headNow(f.ctx, &d, &i)
+		})
+		return v, err
+	})
+}
+
+func (f *FS) headNow(ctx context.Context, dir, in *meta.Inode) (meta.Inode, error) {
+	began := f.now()
+	obj, err := f.store.Head(ctx, f.key(dir, in), objstore.HeadOptions{})
+	if objstore.Is(err, objstore.NotFound) {
+		// The name may have become a directory, or be gone.
+		return f.resolveNow(ctx, dir, in.Name)
+	}
+	if err != nil {
+		return *in, err
+	}
+	return f.update(in.Ino, &obj, began)
+}
+
+// update records what a HEAD said of a file inode. When the object is another version now,
+// the inode gets a new generation, so that the kernel drops what it has.
+func (f *FS) update(ino meta.Ino, obj *objstore.Object, began int64) (meta.Inode, error) {
+	changed := false
+	var old meta.Inode
+	in, err := f.db.Update(ino, func(in *meta.Inode) error {
+		changed, old = false, *in
+		if in.Flags&meta.Local != 0 || in.Checked > began {
+			return nil // it knows better
+		}
+		if obj.ETag != in.Object.ETag || obj.Size != in.Object.Size {
+			changed = true
+			in.Gen = (in.Gen + 1) & genMask
+			in.Object.File = 0
+			in.Object.ETag, in.Object.Size = obj.ETag, obj.Size
+		}
+		in.Object.VersionID = obj.VersionID
+		in.Object.MTime = obj.ModTime.UnixNano()
+		in.Flags &^= meta.Archived
+		if obj.Archived {
+			in.Flags |= meta.Archived
+		}
+		in.Checked = began
+		return nil
+	})
+	if errors.Is(err, meta.ErrNotFound) {
+		return in, ErrNotExist
+	}
+	if errors.Is(err, meta.ErrNoSpace) && old.Ino != 0 && !changed {
+		return old, nil // as it was; only when that was confirmed is not remembered
+	}
+	if err == nil && changed {
+		f.changed(in.Parent, in.Name)
+		f.doom(&old)
+	}
+	return in, err
+}
+
+// resolve asks the origin what a name is. One question however many ask.
+func (f *FS) resolve(ctx context.Context, dir *meta.Inode, name string) (meta.Inode, error) {
+	d := *dir
+	return f.shared(ctx, func() (any, error) {
+		v, err, _ := f.resolves.Do(negKey(d.Ino, name), func() (any, error) {
+			return f.resolveNow(f.ctx, &d, name)
+		})
+		return v, err
+	})
+}
+
+// shared runs work that others may be waiting for too: it goes on when this caller gives up.
+func (f *FS) shared(ctx context.Context, work func() (any, error)) (meta.Inode, error) {
+	if noWait(ctx) {
+		return meta.Inode{}, ErrWouldWait
+	}
+	type result struct {
+		v   any
+		err error
+	}
+	done := make(chan result, 1)
+	f.wg.Add(1)
+	go func() {
+		defer f.wg.Done()
+		v, err := work()
+		done <- result{v, err}
+	}()
+	select {
+	case r := <-done:
+		in, _ := r.v.(meta.Inode)
+		return in, r.err
+	case <-ctx.Done():
+		return meta.Inode{}, ctx.Err()
+	}
+}
+
+// resolveNow asks for the object and for anything below "name/" at once. A directory hides
+// an object of the same name.
+func (f *FS) resolveNow(ctx context.Context, dir *meta.Inode, name string) (meta.Inode, error) {
+	began := f.now()
+	key := dir.Prefix + name
+	var (
+		obj    objstore.Object
+		isFile bool
+		isDir  bool
+		marker bool
+	)
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		var err error
+		obj, err = f.store.Head(gctx, key, objstore.HeadOptions{})
+		if objstore.Is(err, objstore.NotFound) {
+			return nil
+		}
+		isFile = err == nil
+		return err
+	})
+	g.Go(func() error {
+		page, err := f.store.List(gctx, objstore.ListOptions{Prefix: key + "/", MaxKeys: 1})
+		isDir = len(page.Objects) > 0 || len(page.Prefixes) > 0
+		marker = len(page.Objects) > 0 && page.Objects[0].Key == key+"/"
+		return err
+	})
+	if err := g.Wait(); err != nil {
+		return meta.Inode{}, err
+	}
+	if !isFile && !isDir {
+		if err := f.gone(dir.Ino, name, began); err != nil {
+			return meta.Inode{}, err
+		}
+		f.negatives.set(negKey(dir.Ino, name), began)
+		return meta.Inode{}, ErrNotExist
+	}
+	want := meta.Inode{Parent: dir.Ino, Name: name, Checked: began, Kind: meta.KindFile}
+	if isDir {
+		want.Kind, want.Prefix = meta.KindDir, key+"/"
+		if marker {
+			want.Flags |= meta.Marker
+		}
+		if isFile {
+			want.Flags |= meta.Shadows
+		}
+	} else {
+		want.Object = meta.Object{Size: obj.Size, ETag: obj.ETag, VersionID: obj.VersionID,
+			MTime: obj.ModTime.UnixNano()}
+		if obj.Archived {
+			want.Flags |= meta.Archived
+		}
+	}
+	return f.put(dir, &want, &obj, began)
+}
+
+// put makes the index hold want under its name, keeping the inode that is there when it is
+// of the same kind.
+func (f *FS) put(dir, want *meta.Inode, obj *objstore.Object, began int64) (meta.Inode, error) {
+	for range 8 {
+		have, err := f.db.Lookup(dir.Ino, want.Name)
+		switch {
+		case errors.Is(err, meta.ErrNotFound):
+			in, err := f.db.Insert(dir.Ino, *want)
+			if errors.Is(err, meta.ErrExist) {
+				continue
+			}
+			return in, err
+		case err != nil:
+			return have, err
+		case have.Kind != want.Kind && have.Flags&meta.Local == 0:
+			if have.Checked > began {
+				return have, nil // confirmed since
+			}
+			if err := f.gone(dir.Ino, want.Name, began); err != nil {
+				return have, err
+			}
+		case have.Kind == meta.KindFile:
+			return f.update(have.Ino, obj, began)
+		default:
+			return f.db.Update(have.Ino, func(in *meta.Inode) error {
+				in.Checked = began
+				in.Flags |= want.Flags & (meta.Marker | meta.Shadows)
+				return nil
+			})
+		}
+	}
+	return meta.Inode{}, fmt.Errorf("index: %s keeps changing", f.path(dir.Ino, want.Name))
+}
+
+// gone removes a name that the origin does not have, unless it was confirmed or made since
+// began.
+func (f *FS) gone(dir meta.Ino, name string, began int64) error {
+	removed := false
+	in, err := f.db.RemoveIf(dir, name, func(in *meta.Inode) bool {
+		removed = in.Flags&meta.Local == 0 && in.Checked <= began
+		return removed
+	})
+	if errors.Is(err, meta.ErrNotFound) {
+		return nil
+	}
+	if err != nil || !removed {
+		return err
+	}
+	f.changed(dir, name)
+	f.doom(&in)
+	return nil
+}

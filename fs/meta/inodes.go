@@ -1,0 +1,476 @@
+package meta
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/dgraph-io/badger/v4"
+)
+
+// Origin returns the root directory of the origin id, a store's name with a prefix, and makes
+// it at the first call. prefix is the root's key prefix, "" or ending in "/". The root is its
+// own parent. Several origins may live in one index.
+func (db *DB) Origin(id, prefix string) (Inode, error) {
+	if id == "" || len(id) > 16<<10 || prefix != "" && !strings.HasSuffix(prefix, "/") {
+		return Inode{}, fmt.Errorf("%w: origin %q with prefix %q", ErrInvalid, id, prefix)
+	}
+	if err := db.enter(); err != nil {
+		return Inode{}, err
+	}
+	defer db.life.RUnlock()
+	db.originMu.Lock()
+	defer db.originMu.Unlock()
+	key := nameKey(keyOrigin, id)
+	var root Inode
+	err := db.view(func(tx *badger.Txn) error {
+		var ino Ino
+		if err := get(tx, key, func(v []byte) error {
+			d := decoder{b: v}
+			d.version()
+			ino = Ino(d.uintMax(uint64(MaxIno)))
+			return d.done()
+		}); err != nil {
+			return err
+		}
+		return readInode(tx, ino, &root)
+	})
+	if err == nil && root.Prefix != prefix {
+		return Inode{}, fmt.Errorf("%w: origin %q has prefix %q, not %q", ErrInvalid, id, root.Prefix, prefix)
+	}
+	if !errors.Is(err, ErrNotFound) {
+		return root, err
+	}
+	ino, err := db.marks.newIno()
+	if err != nil {
+		return Inode{}, err
+	}
+	root = Inode{Ino: ino, Kind: KindDir, Parent: ino, Prefix: prefix}
+	err = db.update(func(tx *badger.Txn) error {
+		if err := tx.Set(key, encodeOrigin(ino)); err != nil {
+			return err
+		}
+		return tx.Set(inoKey(keyInode, ino), encodeHere(&root, 0))
+	})
+	return root, err
+}
+
+// Inode returns the inode of a number; ErrNotFound when there never was one or it was purged.
+// One that has lost its name is returned with the flag Removed. What is below a removed
+// directory goes when the directory is purged, see PurgeRemoved.
+func (db *DB) Inode(ino Ino) (in Inode, err error) {
+	if ino == 0 || ino > MaxIno {
+		return in, ErrNotFound
+	}
+	if err := db.enter(); err != nil {
+		return in, err
+	}
+	defer db.life.RUnlock()
+	err = db.view(func(tx *badger.Txn) error { return readInode(tx, ino, &in) })
+	return in, err
+}
+
+func readInode(tx *badger.Txn, ino Ino, in *Inode) error {
+	p, err := readPlace(tx, ino)
+	if err != nil {
+		return err
+	}
+	return readBody(tx, ino, &p, in)
+}
+
+func readPlace(tx *badger.Txn, ino Ino) (p place, err error) {
+	err = get(tx, inoKey(keyInode, ino), func(v []byte) error {
+		p, err = decodePlace(v)
+		return err
+	})
+	return p, err
+}
+
+func readBody(tx *badger.Txn, ino Ino, p *place, in *Inode) error {
+	if p.at != nil {
+		*in = *p.at
+	} else if err := readDentry(tx, p.parent, p.name, in); err != nil {
+		if errors.Is(err, ErrNotFound) {
+			return fmt.Errorf("inode %d: its entry %q in %d is missing", ino, p.name, p.parent)
+		}
+		return err
+	}
+	if in.Ino != ino {
+		return fmt.Errorf("inode %d: found %d in its place", ino, in.Ino)
+	}
+	return nil
+}
+
+func readDentry(tx *badger.Txn, parent Ino, name string, in *Inode) error {
+	return get(tx, dentryKey(parent, name), func(v []byte) error { return decodeDentry(v, parent, name, in) })
+}
+
+// Lookup returns the inode of a name; ErrNotFound when the index has none.
+func (db *DB) Lookup(parent Ino, name string) (in Inode, err error) {
+	if name == "" || len(name) > MaxName {
+		return in, ErrNotFound
+	}
+	if err := db.enter(); err != nil {
+		return in, err
+	}
+	defer db.life.RUnlock()
+	err = db.view(func(tx *badger.Txn) error { return readDentry(tx, parent, name, &in) })
+	return in, err
+}
+
+// Listing returns what is known of a directory as a whole; the zero Listing when nothing is.
+func (db *DB) Listing(dir Ino) (l Listing, err error) {
+	if err := db.enter(); err != nil {
+		return l, err
+	}
+	defer db.life.RUnlock()
+	err = db.view(func(tx *badger.Txn) error {
+		return get(tx, inoKey(keyListing, dir), func(v []byte) error {
+			l, err = decodeListing(v)
+			return err
+		})
+	})
+	if errors.Is(err, ErrNotFound) {
+		return Listing{}, nil
+	}
+	return l, err
+}
+
+// SetListing replaces what Listing returns. ErrNotFound when there is no such directory, or
+// it was removed.
+func (db *DB) SetListing(dir Ino, l Listing) error {
+	if err := db.enter(); err != nil {
+		return err
+	}
+	defer db.life.RUnlock()
+	mu := db.dirLock(dir)
+	mu.Lock()
+	defer mu.Unlock()
+	return db.update(func(tx *badger.Txn) error {
+		if _, err := readDir(tx, dir); err != nil {
+			return err
+		}
+		return tx.Set(inoKey(keyListing, dir), encodeListing(l))
+	})
+}
+
+// readDir reads a directory that can have entries.
+func readDir(tx *badger.Txn, dir Ino) (in Inode, err error) {
+	if err := readInode(tx, dir, &in); err != nil {
+		return in, err
+	}
+	if in.Kind != KindDir {
+		return in, fmt.Errorf("%w: inode %d is a %s", ErrInvalid, dir, in.Kind)
+	}
+	if in.Flags&Removed != 0 {
+		return in, ErrNotFound
+	}
+	return in, nil
+}
+
+// Update changes an inode, removed ones too: fn alters it in place, or returns an error that
+// Update returns, and nothing is changed. fn may be called more than once, runs under a
+// lock of the index and must not call it. It may not change Ino, Kind, Parent, Name and the
+// flag Removed (ErrInvalid). Returns the inode as it is afterwards.
+func (db *DB) Update(ino Ino, fn func(*Inode) error) (in Inode, err error) {
+	if err := db.enter(); err != nil {
+		return in, err
+	}
+	defer db.life.RUnlock()
+	for {
+		var p place
+		if err := db.view(func(tx *badger.Txn) error {
+			p, err = readPlace(tx, ino)
+			return err
+		}); err != nil {
+			return in, err
+		}
+		in, err = db.updateAt(ino, p, fn)
+		if !errors.Is(err, errRetry) {
+			var c *callerError
+			if errors.As(err, &c) {
+				err = c.error
+			}
+			return in, err
+		}
+	}
+}
+
+// updateAt is Update if the inode's body is still where p says; errRetry otherwise.
+func (db *DB) updateAt(ino Ino, p place, fn func(*Inode) error) (in Inode, err error) {
+	lock := ino
+	if p.at == nil {
+		lock = p.parent
+	}
+	mu := db.dirLock(lock)
+	mu.Lock()
+	defer mu.Unlock()
+	err = db.update(func(tx *badger.Txn) error {
+		now, err := readPlace(tx, ino)
+		if err != nil {
+			return err
+		}
+		if (now.at == nil) != (p.at == nil) || now.parent != p.parent || now.name != p.name {
+			return errRetry
+		}
+		var old Inode
+		if err := readBody(tx, ino, &now, &old); err != nil {
+			return err
+		}
+		in = old
+		if err := fn(&in); err != nil {
+			in = old
+			return &callerError{err}
+		}
+		if in.Ino != old.Ino || in.Kind != old.Kind || in.Parent != old.Parent || in.Name != old.Name ||
+			(in.Flags^old.Flags)&Removed != 0 || in.Gen > maxGen {
+			in = old
+			return fmt.Errorf("%w: update of inode %d changes what it may not", ErrInvalid, ino)
+		}
+		if in == old {
+			return nil
+		}
+		if now.at != nil {
+			return tx.Set(inoKey(keyInode, ino), encodeHere(&in, now.since))
+		}
+		return tx.Set(dentryKey(in.Parent, in.Name), appendBody(nil, &in))
+	})
+	return in, err
+}
+
+// Insert adds a name with an inode of its own to a directory. in.Ino must be 0, in.Parent is
+// set to parent, and a directory without a Prefix gets the usual one. Returns the inode with
+// its number, or ErrExist together with what has the name.
+func (db *DB) Insert(parent Ino, in Inode) (Inode, error) {
+	if err := checkName(in.Name); err != nil {
+		return in, err
+	}
+	if in.Ino != 0 || in.Kind < KindFile || in.Kind > KindSymlink || in.Flags&Removed != 0 || in.Gen > maxGen {
+		return in, fmt.Errorf("%w: insert of %q", ErrInvalid, in.Name)
+	}
+	if err := db.enter(); err != nil {
+		return in, err
+	}
+	defer db.life.RUnlock()
+	mu := db.dirLock(parent)
+	mu.Lock()
+	defer mu.Unlock()
+	err := db.update(func(tx *badger.Txn) error {
+		dir, err := readDir(tx, parent)
+		if err != nil {
+			return err
+		}
+		var have Inode
+		if err := readDentry(tx, parent, in.Name, &have); err == nil {
+			in = have
+			return ErrExist
+		} else if !errors.Is(err, ErrNotFound) {
+			return err
+		}
+		if in.Ino, err = db.marks.newIno(); err != nil {
+			return &callerError{err}
+		}
+		in.Parent = parent
+		if in.Kind == KindDir && in.Prefix == "" {
+			in.Prefix = dir.Prefix + in.Name + "/"
+		}
+		return putNew(tx, &in)
+	})
+	var c *callerError
+	if errors.As(err, &c) {
+		err = c.error
+	}
+	return in, err
+}
+
+func checkName(name string) error {
+	if name == "" || len(name) > MaxName || strings.ContainsAny(name, "/\x00") {
+		return fmt.Errorf("%w: name %q", ErrInvalid, name)
+	}
+	return nil
+}
+
+// putNew writes an inode that has not been there.
+func putNew(tx *badger.Txn, in *Inode) error {
+	if err := tx.Set(dentryKey(in.Parent, in.Name), appendBody(make([]byte, 0, 64), in)); err != nil {
+		return err
+	}
+	return tx.Set(inoKey(keyInode, in.Ino), encodePlace(in.Parent, in.Name))
+}
+
+// putRemoved takes an inode's name away. The dentry is deleted unless something else takes it
+// over.
+func putRemoved(tx *badger.Txn, in *Inode, now int64, keepDentry bool) error {
+	if !keepDentry {
+		if err := tx.Delete(dentryKey(in.Parent, in.Name)); err != nil {
+			return err
+		}
+	}
+	in.Flags |= Removed
+	if err := tx.Set(removedKey(now, in.Ino), nil); err != nil {
+		return err
+	}
+	if in.Kind == KindDir {
+		if err := tx.Delete(inoKey(keyListing, in.Ino)); err != nil {
+			return err
+		}
+	}
+	return tx.Set(inoKey(keyInode, in.Ino), encodeHere(in, now))
+}
+
+// Remove takes a name out of a directory. Its inode is flagged Removed and kept until
+// PurgeRemoved. Nothing is asked about what a removed directory holds. ErrNotFound when there
+// is no such name.
+func (db *DB) Remove(parent Ino, name string) error {
+	_, err := db.RemoveIf(parent, name, func(*Inode) bool { return true })
+	return err
+}
+
+// RemoveIf is Remove if fn says so, atomically; else nothing happens. Returns the inode that
+// has, or had, the name. fn runs under a lock of the index and must not call it.
+func (db *DB) RemoveIf(parent Ino, name string, fn func(*Inode) bool) (in Inode, err error) {
+	if name == "" || len(name) > MaxName {
+		return in, ErrNotFound
+	}
+	if err := db.enter(); err != nil {
+		return in, err
+	}
+	defer db.life.RUnlock()
+	mu := db.dirLock(parent)
+	mu.Lock()
+	defer mu.Unlock()
+	err = db.update(func(tx *badger.Txn) error {
+		if err := readDentry(tx, parent, name, &in); err != nil || !fn(&in) {
+			return err
+		}
+		return putRemoved(tx, &in, time.Now().UnixNano(), false)
+	})
+	return in, err
+}
+
+// purgeChunk bounds what one transaction of PurgeRemoved does.
+const purgeChunk = 512
+
+// PurgeRemoved forgets inodes removed before the given time (nanoseconds since 1970, by this
+// machine's clock), of which nobody holds the number any more. What is below a removed
+// directory is then removed itself, to be purged later. Returns how many were forgotten; it
+// does at most max, rounded up, and is to be called again until it returns 0.
+func (db *DB) PurgeRemoved(before int64, max int) (n int, err error) {
+	if err := db.enter(); err != nil {
+		return 0, err
+	}
+	defer db.life.RUnlock()
+	for n < max {
+		var due []Ino
+		var keys [][]byte
+		err := db.view(func(tx *badger.Txn) error {
+			prefix := []byte{keyRemoved}
+			end := removedKey(before, 0)
+			it := tx.NewIterator(badger.IteratorOptions{Prefix: prefix})
+			defer it.Close()
+			for it.Seek(prefix); it.Valid() && len(due) < purgeChunk; it.Next() {
+				k := it.Item().KeyCopy(nil)
+				if bytes.Compare(k, end) >= 0 {
+					break
+				}
+				if len(k) != 1+8+inoLen {
+					return errMalformed
+				}
+				due, keys = append(due, getIno(k[9:])), append(keys, k)
+			}
+			return nil
+		})
+		if err != nil || len(due) == 0 {
+			return n, err
+		}
+		for i, ino := range due {
+			if err := db.purge(ino, keys[i]); err != nil {
+				return n, err
+			}
+			n++
+		}
+	}
+	return n, nil
+}
+
+// purge forgets one removed inode.
+func (db *DB) purge(ino Ino, key []byte) error {
+	for {
+		more, err := db.removeChildren(ino, key)
+		if err != nil || !more {
+			return err
+		}
+	}
+}
+
+// removeChildren removes some of what is below a removed directory, and the directory itself
+// when nothing is left.
+func (db *DB) removeChildren(dir Ino, key []byte) (more bool, err error) {
+	mu := db.dirLock(dir)
+	mu.Lock()
+	defer mu.Unlock()
+	now := time.Now().UnixNano()
+	err = db.update(func(tx *badger.Txn) error {
+		children, err := readChildren(tx, dir, "", purgeChunk, nil)
+		if err != nil {
+			return err
+		}
+		for i := range children {
+			if err := putRemoved(tx, &children[i], now, false); err != nil {
+				return err
+			}
+		}
+		if more = len(children) == purgeChunk; more {
+			return nil
+		}
+		for _, k := range [][]byte{inoKey(keyInode, dir), inoKey(keyListing, dir), key} {
+			if err := tx.Delete(k); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return more, err
+}
+
+// largest returns the largest inode number and cache ID in the database.
+func (db *DB) largest() (ino, id uint64, err error) {
+	err = db.view(func(tx *badger.Txn) error {
+		last := func(table byte) []byte {
+			it := tx.NewIterator(badger.IteratorOptions{Reverse: true})
+			defer it.Close()
+			it.Seek([]byte{table + 1})
+			if !it.ValidForPrefix([]byte{table}) {
+				return nil
+			}
+			return it.Item().KeyCopy(nil)[1:]
+		}
+		if k := last(keyInode); len(k) == inoLen {
+			ino = uint64(getIno(k)) + 1
+		}
+		if k := last(keyRecord); len(k) == 8 {
+			id = be64(k) + 1
+		}
+		err := get(tx, []byte{keyMarks}, func(v []byte) error {
+			i, d, err := decodeMarks(v)
+			ino, id = max(ino, i), max(id, d)
+			return err
+		})
+		if errors.Is(err, ErrNotFound) {
+			return nil
+		}
+		return err
+	})
+	return ino, id, err
+}
+
+// copyMarks keeps a copy of the marks in the database, for restoreMarks.
+func (db *DB) copyMarks(ino, id uint64) {
+	tx := db.b.NewTransaction(true)
+	defer tx.Discard()
+	if db.space.allow() && tx.Set([]byte{keyMarks}, encodeMarks(ino, id)) == nil {
+		tx.CommitWith(func(error) {})
+	}
+}

@@ -1,0 +1,265 @@
+package meta
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/dgraph-io/badger/v4"
+
+	"github.com/leatfs/leatfs/cache"
+)
+
+// audit reads the whole database and tells what does not fit together.
+func audit(db *DB) error {
+	return db.view(func(tx *badger.Txn) error {
+		it := tx.NewIterator(badger.IteratorOptions{})
+		defer it.Close()
+		bodies, places, removed, records, idents := 0, 0, 0, 0, 0
+		for it.Rewind(); it.Valid(); it.Next() {
+			k := it.Item().KeyCopy(nil)
+			v, err := it.Item().ValueCopy(nil)
+			if err != nil {
+				return err
+			}
+			bad := func(err error) error { return fmt.Errorf("key %q: %w", k, err) }
+			switch k[0] {
+			case keyDentry:
+				var in Inode
+				if err := decodeDentry(v, getIno(k[1:]), string(k[1+inoLen:]), &in); err != nil {
+					return bad(err)
+				}
+				p, err := readPlace(tx, in.Ino)
+				if err != nil || p.at != nil || p.parent != in.Parent || p.name != in.Name || in.Flags&Removed != 0 {
+					return bad(fmt.Errorf("inode %d is elsewhere: %+v, %w", in.Ino, p, err))
+				}
+				bodies++
+			case keyInode:
+				var in Inode
+				if err := readInode(tx, getIno(k[1:]), &in); err != nil {
+					return bad(err)
+				}
+				p, _ := readPlace(tx, in.Ino)
+				if (p.at != nil) != (in.Flags&Removed != 0 || in.Parent == in.Ino) {
+					return bad(errors.New("body in the wrong place"))
+				}
+				if p.at == nil {
+					places++
+				} else if in.Flags&Removed != 0 {
+					removed++
+					if _, err := tx.Get(removedKey(p.since, in.Ino)); err != nil {
+						return bad(err)
+					}
+				}
+			case keyRemoved:
+				removed--
+			case keyRecord:
+				r, err := decodeRecord(cache.ID(be64(k[1:])), v)
+				if err != nil {
+					return bad(err)
+				}
+				if id, err := readIdent(tx, r.Identity.Hash()); err != nil || id != r.ID {
+					return bad(fmt.Errorf("identity leads to %d, %w", id, err))
+				}
+				// Everything of a record was written in one batch.
+				for n := range uint32(3) {
+					if _, err := tx.Get(extentKey(r.ID, n)); err != nil {
+						return bad(err)
+					}
+				}
+				if _, err := tx.Get(idKey(keyUsage, r.ID)); err != nil {
+					return bad(err)
+				}
+				records++
+			case keyIdent:
+				idents++
+			case keyExtent, keyUsage:
+				if _, err := tx.Get(idKey(keyRecord, cache.ID(be64(k[1:9])))); err != nil {
+					return bad(err)
+				}
+			}
+		}
+		if bodies != places || removed != 0 || records != idents {
+			return fmt.Errorf("%d bodies, %d places, %d more or less removed, %d records, %d identities",
+				bodies, places, removed, records, idents)
+		}
+		return nil
+	})
+}
+
+// childChurn audits an index and then changes it from several goroutines until it is killed. It
+// prints numbers given out and a count, each after it is in the index.
+func childChurn(args []string) error {
+	db, err := Open(Options{Dir: args[0], Log: childLog(), Ballast: 1 << 20, Floor: 1 << 20})
+	if err != nil {
+		return err
+	}
+	if db.Rebuilt() {
+		return errors.New("rebuilt")
+	}
+	if err := audit(db); err != nil {
+		return err
+	}
+	r, err := db.Origin("o", "")
+	if err != nil {
+		return err
+	}
+	count, err := db.Lookup(r.Ino, "count")
+	if errors.Is(err, ErrNotFound) {
+		count, err = db.Insert(r.Ino, Inode{Name: "count", Kind: KindFile, Flags: Local})
+	}
+	if err != nil {
+		return err
+	}
+	fmt.Println("count", count.Object.Size)
+	seed, _ := strconv.ParseUint(args[1], 10, 64)
+	failed := make(chan error, 8)
+	var out sync.Mutex
+	say := func(what string, n uint64) {
+		out.Lock()
+		defer out.Unlock()
+		fmt.Println(what, n)
+	}
+	var began atomic.Int64
+	began.Store(count.Object.Size + 1)
+	worker := func(n uint64, do func(rnd *rand.Rand) error) {
+		rnd := rand.New(rand.NewPCG(seed, n))
+		for {
+			if err := do(rnd); err != nil {
+				failed <- fmt.Errorf("worker %d: %w", n, err)
+				return
+			}
+		}
+	}
+	for n := range uint64(2) {
+		go worker(n, func(rnd *rand.Rand) error { // listings
+			p := fillPage(rnd.IntN(20)*500, 500+rnd.IntN(1000))
+			p.Began = 1
+			for i := range p.Objects {
+				if rnd.IntN(3) == 0 {
+					p.Objects[i].Size = int64(rnd.IntN(10))
+				}
+			}
+			if rnd.IntN(4) == 0 {
+				p.Objects = p.Objects[:rnd.IntN(len(p.Objects))]
+			}
+			_, err := db.Merge(r.Ino, p)
+			return err
+		})
+	}
+	go worker(2, func(rnd *rand.Rand) error { // single changes
+		size := began.Add(1)
+		if _, err := db.Update(count.Ino, func(in *Inode) error { in.Object.Size = size; return nil }); err != nil {
+			return err
+		}
+		say("count", uint64(size))
+		in, err := db.Insert(r.Ino, Inode{Name: "single" + strconv.Itoa(rnd.IntN(50)), Kind: KindDir})
+		if errors.Is(err, ErrExist) {
+			return db.Remove(r.Ino, in.Name)
+		}
+		if err == nil {
+			say("ino", uint64(in.Ino))
+			_, err = db.Insert(in.Ino, Inode{Name: "x", Kind: KindFile})
+		}
+		return err
+	})
+	go worker(3, func(rnd *rand.Rand) error { // the cache
+		id, err := db.NewID()
+		if err != nil {
+			return err
+		}
+		var b cache.Batch
+		b.Records = []cache.Record{{ID: id, Identity: cache.Identity{Origin: "o", Key: strconv.FormatUint(uint64(id), 10)}}}
+		for n := range uint32(3) {
+			b.Extents = append(b.Extents, cache.ExtentKey{ID: id, N: n, Extent: cache.Extent{CRC: make([]uint64, 1000)}})
+		}
+		b.Usages = []cache.Usage{{ID: id}}
+		for range rnd.IntN(3) {
+			b.Delete = append(b.Delete, cache.ID(1+rnd.Uint64N(uint64(id))))
+		}
+		if len(b.Delete) > 0 && b.Delete[0] == id {
+			return nil
+		}
+		if err := db.Apply(b); err != nil {
+			return err
+		}
+		say("id", uint64(id))
+		return nil
+	})
+	go worker(4, func(*rand.Rand) error {
+		_, err := db.PurgeRemoved(time.Now().Add(-20*time.Millisecond).UnixNano(), 5000)
+		return errors.Join(err, db.Sync())
+	})
+	return <-failed
+}
+
+// TestKill kills a process that changes an index, again and again. What it said it had done
+// is there, nothing is half done, and no number comes twice.
+func TestKill(t *testing.T) {
+	dir := t.TempDir()
+	rnd := rand.New(rand.NewPCG(1, 2))
+	var count, ino, id uint64
+	for round := range 12 {
+		cmd := child("churn", dir, strconv.Itoa(round))
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		lines := bufio.NewReader(out)
+		first := true
+		lowest := map[string]uint64{"ino": ino, "id": id}
+		for {
+			line, err := lines.ReadString('\n')
+			if err == io.EOF {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			var what string
+			var n uint64
+			if _, err := fmt.Sscan(line, &what, &n); err != nil {
+				t.Fatalf("%q: %v", line, err)
+			}
+			if first {
+				if what != "count" || n < count {
+					t.Fatalf("round %d: got %s %d, want at least %d", round, what, n, count)
+				}
+				first = false
+				time.AfterFunc(time.Duration(20+rnd.IntN(600))*time.Millisecond, func() { _ = cmd.Process.Kill() })
+			}
+			if low, ok := lowest[what]; ok && n <= low {
+				t.Fatalf("round %d: %s %d was given out before", round, what, n)
+			}
+			switch what {
+			case "count":
+				count = n
+			case "ino":
+				ino = max(ino, n)
+			case "id":
+				id = max(id, n)
+			}
+		}
+		var status interface{ Signaled() bool }
+		if err := cmd.Wait(); err != nil {
+			status, _ = cmd.ProcessState.Sys().(interface{ Signaled() bool })
+		}
+		if status == nil || !status.Signaled() {
+			t.Fatalf("round %d: the process ended by itself: %v", round, cmd.ProcessState)
+		}
+	}
+	t.Logf("%d counted, inode %d, ID %d", count, ino, id)
+	if count == 0 || ino == 0 || id == 0 {
+		t.Fatal("nothing was done")
+	}
+}

@@ -1,0 +1,70 @@
+package fs
+
+import (
+	"errors"
+
+	"github.com/leatfs/leatfs/cache"
+	"github.com/leatfs/leatfs/fs/meta"
+)
+
+// change is a name, or the content of a node, that no longer is what the kernel may believe.
+type change struct {
+	parent NodeID
+	name   string
+	node   NodeID // not 0: its content; else name in parent
+}
+
+// changed queues a notification. It never waits: a full queue drops (and counts) it, and the
+// kernel learns of the change when its own timeout, at most the TTL, is over.
+func (f *FS) changed(parent meta.Ino, name string) {
+	p := NodeID(parent)
+	if parent == f.root.Ino {
+		p = RootNode
+	}
+	f.notify(change{parent: p, name: name})
+}
+
+func (f *FS) notify(c change) {
+	select {
+	case f.changes <- c:
+	default:
+		f.stats.changesDropped.Add(1)
+	}
+}
+
+// damaged is told by the cache that bytes of a version were wrong, after readers may have
+// got some. The kernel must not keep them: the inode gets a new generation, and with it a node
+// id that has no pages yet, and the pages of nodes that are open are dropped.
+func (f *FS) damaged(ident cache.Identity) {
+	old := f.open.nodesOf(meta.Ino(ident.Inode))
+	in, err := f.db.Update(meta.Ino(ident.Inode), func(in *meta.Inode) error {
+		in.Gen = (in.Gen + 1) & genMask
+		return nil
+	})
+	if err == nil {
+		f.changed(in.Parent, in.Name)
+	} else if !errors.Is(err, meta.ErrNotFound) {
+		f.log.Error("the kernel may keep wrong bytes of this file until it drops them; remount to be sure", "key", ident.Key, "err", err)
+	}
+	for _, n := range old {
+		f.notify(change{node: n})
+	}
+}
+
+func (f *FS) notifyLoop(n Notifier) {
+	defer f.wg.Done()
+	for {
+		select {
+		case <-f.ctx.Done():
+			return
+		case c := <-f.changes:
+			switch {
+			case n == nil:
+			case c.node != 0:
+				n.ContentChanged(c.node)
+			default:
+				n.EntryChanged(c.parent, c.name)
+			}
+		}
+	}
+}

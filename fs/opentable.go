@@ -1,0 +1,313 @@
+package fs
+
+import (
+	"container/list"
+	"context"
+	"errors"
+	"os"
+	"sync"
+
+	"github.com/leatfs/leatfs/cache"
+	"github.com/leatfs/leatfs/fs/meta"
+)
+
+// openNode is a node id with at least one handle, or whose backing id is kept for the next
+// open. All handles of a node id are served in the same way: the kernel refuses a mix.
+type openNode struct {
+	node    NodeID
+	inode   meta.Inode    // as it was at the first open: the version that is served
+	obj     *cache.Object // nil for an empty file
+	backing int32         // valid when passthrough
+	file    cache.ID      // the file that is lent; the object gets another when it is damaged
+	pass    bool          // the kernel reads the cache file itself
+	noPass  bool          // registering it failed: the daemon serves it to the end
+	failed  failure       // of a read, lately
+	lent    bool          // obj.Lend was called and is to be returned
+	handles int           // guarded by openTable.mu
+	dead    bool          // not to be kept after its last close; guarded by openTable.mu
+	idle    *list.Element // in openTable.kept while handles == 0
+}
+
+// openTable holds the open nodes. mu is held over map changes only, never over a request or
+// a system call that may wait.
+type openTable struct {
+	backing Backing
+
+	mu      sync.Mutex
+	nodes   map[NodeID]*openNode   // by mu
+	byFile  map[cache.ID]*openNode // passthrough nodes, by mu
+	kept    *list.List             // *openNode with no handle, oldest first; by mu
+	opening map[NodeID]*opening    // by mu; see begin
+	nextFH  uint64                 // by mu
+	handles int                    // by mu
+}
+
+// maxKept is how many backing ids are kept after the last close. An open that finds one
+// saves opening the file and an ioctl; each holds about 1 KiB of kernel memory and, until
+// the cache asks for it back, the file's space.
+const maxKept = 16384
+
+func (t *openTable) init(b Backing) {
+	t.backing = b
+	t.nodes = make(map[NodeID]*openNode)
+	t.byFile = make(map[cache.ID]*openNode)
+	t.kept = list.New()
+	t.opening = make(map[NodeID]*opening)
+	t.nextFH = 1
+}
+
+// opening is an open under way. err is set before done is closed.
+type opening struct {
+	done chan struct{}
+	err  error
+}
+
+// begin enters the one open of a node that may be under way; end leaves it and says how it
+// went. Opens of other nodes go on meanwhile. Who had to wait for one that failed gets its
+// error: the origin is not asked again by each in turn.
+func (t *openTable) begin(ctx context.Context, n NodeID) (end func(error), err error) {
+	for {
+		t.mu.Lock()
+		w, busy := t.opening[n]
+		if !busy {
+			w = &opening{done: make(chan struct{})}
+			t.opening[n] = w
+			t.mu.Unlock()
+			return func(err error) {
+				t.mu.Lock()
+				delete(t.opening, n)
+				t.mu.Unlock()
+				w.err = err
+				close(w.done)
+			}, nil
+		}
+		t.mu.Unlock()
+		if noWait(ctx) {
+			return nil, ErrWouldWait
+		}
+		select {
+		case <-w.done:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		// One that did not wait, or was killed, says nothing of the others.
+		if w.err != nil && !errors.Is(w.err, ErrWouldWait) && !errors.Is(w.err, context.Canceled) {
+			return nil, w.err
+		}
+	}
+}
+
+// peek returns a node that is open or kept, nil if it is neither.
+func (t *openTable) peek(n NodeID) *openNode {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.nodes[n]
+}
+
+// join adds a handle to o; 0 when it is in the table no more.
+func (t *openTable) join(o *openNode) (fh uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.nodes[o.node] != o {
+		return 0
+	}
+	return t.addHandle(o)
+}
+
+// joinOpen adds a handle to a node that has handles already and is of the version given.
+func (t *openTable) joinOpen(n NodeID, version *meta.Object) (o *openNode, fh uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	o = t.nodes[n]
+	if o == nil || o.handles == 0 || o.inode.Object.ETag != version.ETag || o.inode.Object.Size != version.Size {
+		return nil, 0
+	}
+	return o, t.addHandle(o)
+}
+
+func (t *openTable) addHandle(o *openNode) uint64 {
+	if o.idle != nil {
+		t.kept.Remove(o.idle)
+		o.idle = nil
+	}
+	o.handles++
+	t.handles++
+	t.nextFH++
+	return t.nextFH
+}
+
+// add puts a new node in the table, with its first handle.
+func (t *openTable) add(o *openNode) (fh uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.nodes[o.node] = o
+	if o.pass {
+		t.byFile[o.file] = o
+	}
+	return t.addHandle(o)
+}
+
+// release drops a handle. The last one of a passthrough node keeps its backing id; of
+// others it gives everything back.
+func (t *openTable) release(n NodeID) {
+	var drop []*openNode
+	t.mu.Lock()
+	o := t.nodes[n]
+	if o == nil || o.handles == 0 {
+		t.mu.Unlock()
+		return
+	}
+	o.handles--
+	t.handles--
+	if o.handles == 0 {
+		if o.pass && !o.dead {
+			o.idle = t.kept.PushBack(o)
+			for t.kept.Len() > maxKept {
+				drop = append(drop, t.remove(t.kept.Front().Value.(*openNode)))
+			}
+		} else {
+			drop = append(drop, t.remove(o))
+		}
+	}
+	t.mu.Unlock()
+	for _, o := range drop {
+		t.close(o)
+	}
+}
+
+// remove takes o out of the table; the caller closes it without the lock. By mu.
+func (t *openTable) remove(o *openNode) *openNode {
+	if o.idle != nil {
+		t.kept.Remove(o.idle)
+		o.idle = nil
+	}
+	delete(t.nodes, o.node)
+	if o.pass && t.byFile[o.file] == o {
+		delete(t.byFile, o.file)
+	}
+	return o
+}
+
+func (t *openTable) close(o *openNode) {
+	if o.pass {
+		t.backing.Unregister(o.backing)
+	}
+	if o.lent {
+		o.obj.Return()
+	}
+	if o.obj != nil {
+		o.obj.Release()
+	}
+}
+
+// get returns the open node of a node id, nil when it has no handle.
+func (t *openTable) get(n NodeID) *openNode {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if o := t.nodes[n]; o != nil && o.handles > 0 {
+		return o
+	}
+	return nil
+}
+
+// nodesOf returns the open nodes of an inode, of all generations.
+func (t *openTable) nodesOf(ino meta.Ino) (out []NodeID) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for n := range t.nodes {
+		if n.Ino() == ino {
+			out = append(out, n)
+		}
+	}
+	return out
+}
+
+// inode returns the inode that an open node serves.
+func (t *openTable) inode(n NodeID) (meta.Inode, bool) {
+	if o := t.get(n); o != nil {
+		return o.inode, true
+	}
+	return meta.Inode{}, false
+}
+
+// reclaim gives back a kept backing id whose file the cache wants to remove. False when the
+// file is in use.
+func (t *openTable) reclaim(id cache.ID) bool {
+	t.mu.Lock()
+	o := t.byFile[id]
+	if o == nil {
+		t.mu.Unlock()
+		return true
+	}
+	if o.handles > 0 {
+		t.mu.Unlock()
+		return false
+	}
+	t.remove(o)
+	t.mu.Unlock()
+	t.close(o)
+	return true
+}
+
+// drop gives back a node whose version is no longer the inode's: at once when it is merely
+// kept, else, and then it answers false, at its last close.
+func (t *openTable) drop(n NodeID) bool {
+	t.mu.Lock()
+	o := t.nodes[n]
+	if o == nil {
+		t.mu.Unlock()
+		return true
+	}
+	if o.handles > 0 {
+		o.dead = true
+		t.mu.Unlock()
+		return false
+	}
+	t.remove(o)
+	t.mu.Unlock()
+	t.close(o)
+	return true
+}
+
+// closeAll gives everything back, at the end of the mount.
+func (t *openTable) closeAll() {
+	t.mu.Lock()
+	var all []*openNode
+	for _, o := range t.nodes {
+		all = append(all, o)
+	}
+	for _, o := range all {
+		t.remove(o)
+	}
+	t.handles = 0
+	t.mu.Unlock()
+	for _, o := range all {
+		t.close(o)
+	}
+}
+
+func (t *openTable) counts() (files, handles, kept int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.nodes) - t.kept.Len(), t.handles, t.kept.Len()
+}
+
+// register lends the object's file to the kernel. The descriptor is not needed afterwards.
+func (t *openTable) register(o *openNode) error {
+	file, err := o.obj.Lend()
+	if err != nil {
+		return err
+	}
+	o.lent, o.file = true, o.obj.ID()
+	id, err := t.backing.Register(file)
+	closeFile(file)
+	if err != nil {
+		o.obj.Return()
+		o.lent, o.noPass = false, true
+		return err
+	}
+	o.backing, o.pass = id, true
+	return nil
+}
+
+func closeFile(f *os.File) { _ = f.Close() } // read-only: nothing can be lost

@@ -1,0 +1,14 @@
+package hedge_test
+
+import (
+	"testing"
+
+	"github.com/leatfs/leatfs/objstore"
+	"github.com/leatfs/leatfs/objstore/hedge"
+	"github.com/leatfs/leatfs/objstore/memstore"
+	"github.com/leatfs/leatfs/objstore/storetest"
+)
+
+func TestSuite(t *testing.T) {
+	storetest.Run(t, func(*testing.T) objstore.Store { return hedge.New(memstore.New(), hedge.Options{}) }, storetest.Features{KeyBesidePrefix: true})
+}

@@ -1,0 +1,13 @@
+package memstore_test
+
+import (
+	"testing"
+
+	"github.com/leatfs/leatfs/objstore"
+	"github.com/leatfs/leatfs/objstore/memstore"
+	"github.com/leatfs/leatfs/objstore/storetest"
+)
+
+func TestSuite(t *testing.T) {
+	storetest.Run(t, func(*testing.T) objstore.Store { return memstore.New() }, storetest.Features{KeyBesidePrefix: true})
+}

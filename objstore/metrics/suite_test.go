@@ -1,0 +1,14 @@
+package metrics_test
+
+import (
+	"testing"
+
+	"github.com/leatfs/leatfs/objstore"
+	"github.com/leatfs/leatfs/objstore/memstore"
+	"github.com/leatfs/leatfs/objstore/metrics"
+	"github.com/leatfs/leatfs/objstore/storetest"
+)
+
+func TestSuite(t *testing.T) {
+	storetest.Run(t, func(*testing.T) objstore.Store { return metrics.New(memstore.New()) }, storetest.Features{KeyBesidePrefix: true})
+}

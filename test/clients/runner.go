@@ -1,0 +1,180 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/leatfs/leatfs/test/mountpoint"
+	"github.com/leatfs/leatfs/test/s3test"
+	"github.com/leatfs/leatfs/test/upload"
+)
+
+// runner runs one client through all its phases.
+type runner struct {
+	*config
+	name   string
+	server *s3test.Server
+	work   string // a directory of its own
+
+	phases []phase // those that were begun
+}
+
+type phase struct {
+	name string
+	took time.Duration
+}
+
+func (r *runner) run(ctx context.Context) error {
+	data := mustDir(r.work, "data")
+	manifest := filepath.Join(r.work, "manifest.json")
+	err := r.timed("generate", func() error { return r.script(ctx, "generate", data, manifest) })
+	if err != nil {
+		return err
+	}
+	bucket := "client-" + r.name
+	if err := r.server.CreateBucket(ctx, bucket); err != nil {
+		return err
+	}
+	err = r.timed("upload", func() error {
+		_, _, err := upload.Tree(ctx, r.server.Client(), bucket, "data/", data)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	// What a client should have read through the mount must not be found elsewhere.
+	if err := os.RemoveAll(data); err != nil {
+		return err
+	}
+
+	source := "s3://" + bucket + "/data"
+	err = r.mounted(ctx, source, "cache", nil, func(m *mountpoint.Mount) error {
+		if err := r.check(ctx, "cold", m, manifest); err != nil {
+			return err
+		}
+		if err := mountpoint.ForgetPages(filepath.Join(r.work, "cache")); err != nil {
+			return err
+		}
+		return r.check(ctx, "warm", m, manifest)
+	})
+	if err != nil {
+		return err
+	}
+	err = r.mounted(ctx, source, "cache", nil, func(m *mountpoint.Mount) error {
+		if err := r.check(ctx, "remounted", m, manifest); err != nil {
+			return err
+		}
+		s, err := m.Status(ctx)
+		if err == nil && s.Origin.Requests["GET"] != 0 {
+			err = fmt.Errorf("remounted: %d GETs of %d bytes, though everything was in the cache",
+				s.Origin.Requests["GET"], s.Origin.BytesIn)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return r.mounted(ctx, source, "cache-daemon", []string{"--passthrough=off"}, func(m *mountpoint.Mount) error {
+		if err := r.check(ctx, "daemon", m, manifest); err != nil {
+			return err
+		}
+		s, err := m.Status(ctx)
+		if err == nil && s.Files.OpensPassthrough != 0 {
+			err = fmt.Errorf("daemon: %d opens by passthrough, with --passthrough=off", s.Files.OpensPassthrough)
+		}
+		return err
+	})
+}
+
+// mounted calls f with the bucket mounted, and unmounts whatever f says.
+func (r *runner) mounted(ctx context.Context, source, cache string, args []string, f func(*mountpoint.Mount) error) (err error) {
+	m, err := mountpoint.Start(ctx, mountpoint.Options{
+		Bin: r.leatfs, Source: source, Dir: filepath.Join(r.work, "mnt"), Cache: filepath.Join(r.work, cache),
+		Log: filepath.Join(r.work, cache+".log"), Env: r.server.Env(),
+		Args: append([]string{"--cache-size", "8GiB", "--memory", "512MiB"}, args...),
+	})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		err = errors.Join(err, m.Unmount())
+		if c := m.Complaints(); err == nil && len(c) > 0 {
+			err = fmt.Errorf("the daemon complained %d times, first: %s", len(c), c[0])
+		}
+	}()
+	return f(m)
+}
+
+// check runs the script on the mount and looks at the daemon afterwards.
+func (r *runner) check(ctx context.Context, name string, m *mountpoint.Mount, manifest string) error {
+	err := r.timed(name, func() error { return r.script(ctx, "check", m.Dir, manifest) })
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	s, err := m.Status(ctx)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	if s.Cache.Mismatches != 0 {
+		return fmt.Errorf("%s: %d objects did not have the checksum that the bucket told", name, s.Cache.Mismatches)
+	}
+	if s.Memory.Counted > s.Memory.Budget {
+		return fmt.Errorf("%s: the daemon uses %d MiB of memory, its budget is %d MiB", name, s.Memory.Counted>>20, s.Memory.Budget>>20)
+	}
+	return nil
+}
+
+// script runs the client's script. Its output goes to a log; an error quotes the end of it.
+func (r *runner) script(ctx context.Context, mode, dir, manifest string) error {
+	ctx, cancel := context.WithTimeout(ctx, r.limit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, r.python, filepath.Join(r.scripts, "read_"+r.name+".py"), mode, dir, manifest)
+	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, "AWS_") }),
+		"PYTHONDONTWRITEBYTECODE=1", "TMPDIR="+mustDir(r.work, "tmp"))
+	// Clients start processes of their own: a client that hangs ends with all of them.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = 10 * time.Second
+	out, err := cmd.CombinedOutput()
+	log := filepath.Join(r.work, fmt.Sprintf("%d-%s.log", len(r.phases), r.phases[len(r.phases)-1].name))
+	if werr := os.WriteFile(log, out, 0o644); werr != nil {
+		return werr
+	}
+	switch {
+	case ctx.Err() != nil && errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return fmt.Errorf("not done after %v (%s):\n%s", r.limit, log, tail(out, 12))
+	case err != nil:
+		return fmt.Errorf("%w (%s):\n%s", err, log, tail(out, 12))
+	}
+	return nil
+}
+
+func (r *runner) timed(name string, f func() error) error {
+	r.phases = append(r.phases, phase{name: name})
+	start := time.Now()
+	err := f()
+	r.phases[len(r.phases)-1].took = time.Since(start)
+	return err
+}
+
+func (r *runner) times() string {
+	var b strings.Builder
+	for _, p := range r.phases {
+		fmt.Fprintf(&b, "%s %.1f s  ", p.name, p.took.Seconds())
+	}
+	return strings.TrimSpace(b.String())
+}
+
+// tail is the last n lines.
+func tail(out []byte, n int) string {
+	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}
