@@ -1,0 +1,3 @@
+// Package keeper keeps a mount alive: a process that holds the connection to the kernel and
+// starts, restarts and upgrades the worker that serves it.
+package keeper
