@@ -2,8 +2,8 @@ package fs
 
 import "time"
 
-// Inodes of names that are gone stay in the index for a while: the kernel may still ask for
-// them. This takes them out.
+// Inodes of names that are gone, and what inodes were under earlier generations, stay in the
+// index for a while: the kernel may still ask for them. This takes them out.
 const (
 	purgeEvery = 10 * time.Minute
 	purgeAfter = time.Hour
@@ -21,9 +21,9 @@ func (f *FS) purgeLoop() {
 		case <-t.C:
 		}
 		for f.ctx.Err() == nil {
-			n, err := f.db.PurgeRemoved(f.now()-int64(purgeAfter), purgeBatch)
+			n, err := f.db.Purge(f.now()-int64(purgeAfter), purgeBatch, nil)
 			if err != nil {
-				f.log.Warn("removed names stay in the index", "err", err)
+				f.log.Warn("removed names and replaced versions stay in the index", "err", err)
 			}
 			if err != nil || n < purgeBatch {
 				break

@@ -60,6 +60,17 @@ func BenchmarkIndex(b *testing.B) {
 			}
 		}
 	})
+	b.Run("merge-replaced", func(b *testing.B) {
+		p := fillPage(5000, 1000)
+		for i := 0; i < b.N; i += 1000 {
+			for j := range p.Objects {
+				p.Objects[j].Size++
+			}
+			if res, err := db.Merge(r.Ino, p); err != nil || res.Altered != 1000 {
+				b.Fatal(res, err)
+			}
+		}
+	})
 	b.Run("readdir", func(b *testing.B) {
 		b.ReportAllocs()
 		for i := 0; i < b.N; {
@@ -97,6 +108,13 @@ func BenchmarkIndex(b *testing.B) {
 	b.Run("update", func(b *testing.B) {
 		for i := 0; b.Loop(); i++ {
 			if _, err := db.Update(first.Ino+Ino(rnd(i)), func(in *Inode) error { in.Checked++; return nil }); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("update-generation", func(b *testing.B) {
+		for i := 0; b.Loop(); i++ {
+			if _, err := db.Update(first.Ino+Ino(rnd(i)), func(in *Inode) error { in.Gen++; return nil }); err != nil {
 				b.Fatal(err)
 			}
 		}

@@ -52,6 +52,8 @@ func TestGolden(t *testing.T) {
 		{"dentry key", dentryKey(0x0102030405, "n"), "6401020304056e"},
 		{"inode key", inoKey(keyInode, 0x0102030405), "690102030405"},
 		{"removed key", removedKey(1, 2), "6700000000000000010000000002"},
+		{"kept key", keptKey(0x0102030405, 0x060708), "6b0102030405060708"},
+		{"aged key", agedKey(1, 2, 3), "6500000000000000010000000002000003"},
 		{"extent key", extentKey(1, 2), "78000000000000000100000002"},
 	} {
 		if got := hex.EncodeToString(c.got); got != c.want {

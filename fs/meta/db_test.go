@@ -116,10 +116,10 @@ func TestInodes(t *testing.T) {
 	if _, err := db.Lookup(r.Ino, "f"); !errors.Is(err, ErrNotFound) {
 		t.Fatalf("got %v", err)
 	}
-	if n, err := db.PurgeRemoved(1, 100); n != 0 || err != nil {
+	if n, err := db.Purge(1, 100, nil); n != 0 || err != nil {
 		t.Fatalf("purged %d, %v", n, err)
 	}
-	if n, err := db.PurgeRemoved(1<<62, 100); n != 1 || err != nil {
+	if n, err := db.Purge(1<<62, 100, nil); n != 3 || err != nil {
 		t.Fatalf("purged %d, %v", n, err)
 	}
 	if _, err := db.Inode(f.Ino); !errors.Is(err, ErrNotFound) {
@@ -151,7 +151,7 @@ func TestPurgeTree(t *testing.T) {
 	}
 	total := 0
 	for {
-		n, err := db.PurgeRemoved(1<<62, 100)
+		n, err := db.Purge(1<<62, 100, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,7 +1,6 @@
 package meta
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"strings"
@@ -59,7 +58,7 @@ func (db *DB) Origin(id, prefix string) (Inode, error) {
 
 // Inode returns the inode of a number; ErrNotFound when there never was one or it was purged.
 // One that has lost its name is returned with the flag Removed. What is below a removed
-// directory goes when the directory is purged, see PurgeRemoved.
+// directory goes when the directory is purged, see Purge.
 func (db *DB) Inode(ino Ino) (in Inode, err error) {
 	if ino == 0 || ino > MaxIno {
 		return in, ErrNotFound
@@ -173,7 +172,8 @@ func readDir(tx *badger.Txn, dir Ino) (in Inode, err error) {
 // Update changes an inode, removed ones too: fn alters it in place, or returns an error that
 // Update returns, and nothing is changed. fn may be called more than once, runs under a
 // lock of the index and must not call it. It may not change Ino, Kind, Parent, Name and the
-// flag Removed (ErrInvalid). Returns the inode as it is afterwards.
+// flag Removed (ErrInvalid). Where it changes Gen, what the inode was is kept for InodeAt.
+// Returns the inode as it is afterwards.
 func (db *DB) Update(ino Ino, fn func(*Inode) error) (in Inode, err error) {
 	if err := db.enter(); err != nil {
 		return in, err
@@ -231,6 +231,11 @@ func (db *DB) updateAt(ino Ino, p place, fn func(*Inode) error) (in Inode, err e
 		}
 		if in == old {
 			return nil
+		}
+		if in.Gen != old.Gen {
+			if err := putKept(tx, &old, time.Now().UnixNano()); err != nil {
+				return err
+			}
 		}
 		if now.at != nil {
 			return tx.Set(inoKey(keyInode, ino), encodeHere(&in, now.since))
@@ -321,7 +326,7 @@ func putRemoved(tx *badger.Txn, in *Inode, now int64, keepDentry bool) error {
 }
 
 // Remove takes a name out of a directory. Its inode is flagged Removed and kept until
-// PurgeRemoved. Nothing is asked about what a removed directory holds. ErrNotFound when there
+// Purge. Nothing is asked about what a removed directory holds. ErrNotFound when there
 // is no such name.
 func (db *DB) Remove(parent Ino, name string) error {
 	_, err := db.RemoveIf(parent, name, func(*Inode) bool { return true })
@@ -350,91 +355,6 @@ func (db *DB) RemoveIf(parent Ino, name string, fn func(*Inode) bool) (in Inode,
 	return in, err
 }
 
-// purgeChunk bounds what one transaction of PurgeRemoved does.
-const purgeChunk = 512
-
-// PurgeRemoved forgets inodes removed before the given time (nanoseconds since 1970, by this
-// machine's clock), of which nobody holds the number any more. What is below a removed
-// directory is then removed itself, to be purged later. Returns how many were forgotten; it
-// does at most max, rounded up, and is to be called again until it returns 0.
-func (db *DB) PurgeRemoved(before int64, max int) (n int, err error) {
-	if err := db.enter(); err != nil {
-		return 0, err
-	}
-	defer db.life.RUnlock()
-	for n < max {
-		var due []Ino
-		var keys [][]byte
-		err := db.view(func(tx *badger.Txn) error {
-			prefix := []byte{keyRemoved}
-			end := removedKey(before, 0)
-			it := tx.NewIterator(badger.IteratorOptions{Prefix: prefix})
-			defer it.Close()
-			for it.Seek(prefix); it.Valid() && len(due) < purgeChunk; it.Next() {
-				k := it.Item().KeyCopy(nil)
-				if bytes.Compare(k, end) >= 0 {
-					break
-				}
-				if len(k) != 1+8+inoLen {
-					return errMalformed
-				}
-				due, keys = append(due, getIno(k[9:])), append(keys, k)
-			}
-			return nil
-		})
-		if err != nil || len(due) == 0 {
-			return n, err
-		}
-		for i, ino := range due {
-			if err := db.purge(ino, keys[i]); err != nil {
-				return n, err
-			}
-			n++
-		}
-	}
-	return n, nil
-}
-
-// purge forgets one removed inode.
-func (db *DB) purge(ino Ino, key []byte) error {
-	for {
-		more, err := db.removeChildren(ino, key)
-		if err != nil || !more {
-			return err
-		}
-	}
-}
-
-// removeChildren removes some of what is below a removed directory, and the directory itself
-// when nothing is left.
-func (db *DB) removeChildren(dir Ino, key []byte) (more bool, err error) {
-	mu := db.dirLock(dir)
-	mu.Lock()
-	defer mu.Unlock()
-	now := time.Now().UnixNano()
-	err = db.update(func(tx *badger.Txn) error {
-		children, err := readChildren(tx, dir, "", purgeChunk, nil)
-		if err != nil {
-			return err
-		}
-		for i := range children {
-			if err := putRemoved(tx, &children[i], now, false); err != nil {
-				return err
-			}
-		}
-		if more = len(children) == purgeChunk; more {
-			return nil
-		}
-		for _, k := range [][]byte{inoKey(keyInode, dir), inoKey(keyListing, dir), key} {
-			if err := tx.Delete(k); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	return more, err
-}
-
 // largest returns the largest inode number and cache ID in the database.
 func (db *DB) largest() (ino, id uint64, err error) {
 	err = db.view(func(tx *badger.Txn) error {
@@ -449,6 +369,9 @@ func (db *DB) largest() (ino, id uint64, err error) {
 		}
 		if k := last(keyInode); len(k) == inoLen {
 			ino = uint64(getIno(k)) + 1
+		}
+		if k := last(keyKept); len(k) == inoLen+genLen {
+			ino = max(ino, uint64(getIno(k))+1)
 		}
 		if k := last(keyRecord); len(k) == 8 {
 			id = be64(k) + 1

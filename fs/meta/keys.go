@@ -14,6 +14,8 @@ const (
 	keyListing = 'l' // ino                  -> Listing
 	keyOrigin  = 'o' // origin id            -> root ino
 	keyRemoved = 'g' // time removed, ino    -> nothing
+	keyKept    = 'k' // ino, generation      -> the inode as it was under it, see generations.go
+	keyAged    = 'e' // time kept, ino, gen. -> nothing
 	keyRecord  = 'r' // cache id             -> cache.Record
 	keyIdent   = 'h' // identity hash        -> cache id
 	keyExtent  = 'x' // cache id, number     -> cache.Extent
@@ -23,7 +25,11 @@ const (
 	keyMarks   = 'm' //                      -> copy of the marks, see marks.go
 )
 
-const inoLen = 5
+const (
+	inoLen  = 5
+	genLen  = 3
+	timeLen = 8
+)
 
 func appendIno(b []byte, ino Ino) []byte {
 	return append(b, byte(ino>>32), byte(ino>>24), byte(ino>>16), byte(ino>>8), byte(ino))
@@ -44,8 +50,26 @@ func inoKey(table byte, ino Ino) []byte {
 }
 
 func removedKey(at int64, ino Ino) []byte {
-	b := append(make([]byte, 0, 1+8+inoLen), keyRemoved)
+	b := append(make([]byte, 0, 1+timeLen+inoLen), keyRemoved)
 	return appendIno(binary.BigEndian.AppendUint64(b, uint64(at)), ino)
+}
+
+func appendGen(b []byte, gen uint32) []byte {
+	return append(b, byte(gen>>16), byte(gen>>8), byte(gen))
+}
+
+func getGen(b []byte) uint32 {
+	_ = b[genLen-1]
+	return uint32(b[0])<<16 | uint32(b[1])<<8 | uint32(b[2])
+}
+
+func keptKey(ino Ino, gen uint32) []byte {
+	return appendGen(appendIno(append(make([]byte, 0, 1+inoLen+genLen), keyKept), ino), gen)
+}
+
+func agedKey(at int64, ino Ino, gen uint32) []byte {
+	b := append(make([]byte, 0, 1+timeLen+inoLen+genLen), keyAged)
+	return appendGen(appendIno(binary.BigEndian.AppendUint64(b, uint64(at)), ino), gen)
 }
 
 func idKey(table byte, id cache.ID) []byte {

@@ -22,7 +22,7 @@ func audit(db *DB) error {
 	return db.view(func(tx *badger.Txn) error {
 		it := tx.NewIterator(badger.IteratorOptions{})
 		defer it.Close()
-		bodies, places, removed, records, idents := 0, 0, 0, 0, 0
+		bodies, places, removed, kept, records, idents := 0, 0, 0, 0, 0, 0
 		for it.Rewind(); it.Valid(); it.Next() {
 			k := it.Item().KeyCopy(nil)
 			v, err := it.Item().ValueCopy(nil)
@@ -60,6 +60,21 @@ func audit(db *DB) error {
 				}
 			case keyRemoved:
 				removed--
+			case keyKept:
+				in, err := readKept(tx, getIno(k[1:]), getGen(k[1+inoLen:]))
+				if err != nil {
+					return bad(err)
+				}
+				if _, err := tx.Get(agedKey(in.since, in.at.Ino, in.at.Gen)); err != nil {
+					return bad(err)
+				}
+				var now Inode
+				if err := readInode(tx, in.at.Ino, &now); err == nil && now.Gen == in.at.Gen || err != nil && !errors.Is(err, ErrNotFound) {
+					return bad(fmt.Errorf("inode %d is at generation %d, %w", now.Ino, now.Gen, err))
+				}
+				kept++
+			case keyAged:
+				kept--
 			case keyRecord:
 				r, err := decodeRecord(cache.ID(be64(k[1:])), v)
 				if err != nil {
@@ -86,9 +101,9 @@ func audit(db *DB) error {
 				}
 			}
 		}
-		if bodies != places || removed != 0 || records != idents {
-			return fmt.Errorf("%d bodies, %d places, %d more or less removed, %d records, %d identities",
-				bodies, places, removed, records, idents)
+		if bodies != places || removed != 0 || kept != 0 || records != idents {
+			return fmt.Errorf("%d bodies, %d places, %d more or less removed, %d kept, %d records, %d identities",
+				bodies, places, removed, kept, records, idents)
 		}
 		return nil
 	})
@@ -117,6 +132,15 @@ func childChurn(args []string) error {
 	}
 	if err != nil {
 		return err
+	}
+	// Every generation it had is known, with what it was then.
+	for gen, size := count.Gen, count.Object.Size; gen > 0 && count.Gen-gen < 200; {
+		gen--
+		in, err := db.InodeAt(count.Ino, gen)
+		if err != nil || in.Object.Size >= size {
+			return fmt.Errorf("generation %d of %d: %+v, %w", gen, count.Gen, in, err)
+		}
+		size = in.Object.Size
 	}
 	fmt.Println("count", count.Object.Size)
 	seed, _ := strconv.ParseUint(args[1], 10, 64)
@@ -156,7 +180,11 @@ func childChurn(args []string) error {
 	}
 	go worker(2, func(rnd *rand.Rand) error { // single changes
 		size := began.Add(1)
-		if _, err := db.Update(count.Ino, func(in *Inode) error { in.Object.Size = size; return nil }); err != nil {
+		if _, err := db.Update(count.Ino, func(in *Inode) error {
+			in.Object.Size = size
+			in.Gen++
+			return nil
+		}); err != nil {
 			return err
 		}
 		say("count", uint64(size))
@@ -194,7 +222,8 @@ func childChurn(args []string) error {
 		return nil
 	})
 	go worker(4, func(*rand.Rand) error {
-		_, err := db.PurgeRemoved(time.Now().Add(-20*time.Millisecond).UnixNano(), 5000)
+		_, err := db.Purge(time.Now().Add(-20*time.Millisecond).UnixNano(), 5000,
+			func(ino Ino, gen uint32) bool { return ino == count.Ino || ino%7 == 0 })
 		return errors.Join(err, db.Sync())
 	})
 	return <-failed

@@ -40,7 +40,8 @@ type listed struct {
 }
 
 // Merge makes the index agree with one page of a listing of directory dir: new names are
-// added, those with another ETag or size get the new version (File 0, Gen one higher), those
+// added, those with another ETag or size get the new version (File 0, Gen one higher; what they
+// were is kept for InodeAt), those
 // with another time only that, and names of the range that the page has not are removed.
 // Unchanged names are not written. Local inodes and those checked after p.Began are not
 // altered. A directory hides an object of its name (flag Shadows).
@@ -409,6 +410,12 @@ func (m *merger) alter(old, in *Inode, listed bool) error {
 	}
 	m.res.Altered++
 	m.changes = append(m.changes, Change{Old: *old, New: *in})
+	if in.Gen != old.Gen {
+		m.wrote(2, 128+len(old.Name)+len(old.Object.Key))
+		if err := putKept(m.tx, old, m.now); err != nil {
+			return err
+		}
+	}
 	v := appendBody(make([]byte, 0, 64), in)
 	m.wrote(1, len(in.Name)+len(v))
 	return m.tx.Set(dentryKey(m.dir, in.Name), v)

@@ -18,7 +18,19 @@ type model struct {
 	dir     Ino
 	names   map[string]Inode
 	removed map[Ino]Inode
+	kept    map[nodeID]Inode // as they were, without the flag Removed
 	highest Ino
+}
+
+type nodeID struct {
+	ino Ino
+	gen uint32
+}
+
+// keep is called with an inode whose generation changes.
+func (m *model) keep(old Inode) {
+	old.Flags &^= Removed
+	m.kept[nodeID{old.Ino, old.Gen}] = old
 }
 
 func (m *model) merge(p Page) (unshadowed bool) {
@@ -77,7 +89,10 @@ func (m *model) merge(p Page) (unshadowed bool) {
 			k.Object.MTime = o.MTime
 			k.Flags &^= Archived
 			if o.ETag != old.Object.ETag || o.Size != old.Object.Size || o.ETag == "" && o.MTime != old.Object.MTime {
-				if k.Gen, k.Object = (k.Gen+1)&maxGen, file.Object; k.Kind != KindFile {
+				if k.Kind == KindFile {
+					m.keep(old)
+					k.Gen, k.Object = (k.Gen+1)&maxGen, file.Object
+				} else {
 					k = file
 				}
 			}
@@ -136,6 +151,36 @@ func (m *model) check(t *rapid.T) {
 	if want := slices.Sorted(maps.Keys(m.names)); !slices.Equal(got, want) {
 		t.Fatalf("got names %q, want %q", got, want)
 	}
+	live := make(map[Ino]Inode)
+	for _, in := range m.names {
+		live[in.Ino] = in
+	}
+	for id, want := range m.kept {
+		now, alive := live[id.ino]
+		if !alive {
+			want.Flags |= Removed
+			now = m.removed[id.ino] // or forgotten
+		}
+		if got, err := m.db.InodeAt(id.ino, id.gen); err != nil || got != want {
+			t.Fatalf("%d at %d: got %+v, %v, want %+v", id.ino, id.gen, got, err, want)
+		}
+		if now.Ino != 0 && now.Gen == id.gen {
+			t.Fatalf("%d is at %d, which is kept", id.ino, id.gen)
+		}
+	}
+	for ino := Ino(1); ino <= m.highest; ino++ {
+		now, ok := live[ino]
+		if gone, was := m.removed[ino]; was {
+			now, ok = gone, true
+		}
+		if got, err := m.db.InodeAt(ino, now.Gen); ino != m.dir && ok && (err != nil || got != now) {
+			t.Fatalf("%d at %d: got %+v, %v, want %+v", ino, now.Gen, got, err, now)
+		}
+		const never = 7
+		if got, err := m.db.InodeAt(ino, never); !errors.Is(err, ErrNotFound) || got != (Inode{}) {
+			t.Fatalf("%d at %d, which never was: got %+v, %v", ino, never, got, err)
+		}
+	}
 	for ino, want := range m.removed {
 		if got, err := m.db.Inode(ino); err != nil || got != want {
 			t.Fatalf("removed %d: got %+v, %v, want %+v", ino, got, err, want)
@@ -170,7 +215,7 @@ func TestModel(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m := &model{db: db, dir: r.Ino, names: map[string]Inode{}, removed: map[Ino]Inode{}, highest: r.Ino}
+		m := &model{db: db, dir: r.Ino, names: map[string]Inode{}, removed: map[Ino]Inode{}, kept: map[nodeID]Inode{}, highest: r.Ino}
 		t.Repeat(map[string]func(*rapid.T){
 			"": m.check,
 			"merge": func(t *rapid.T) {
@@ -204,7 +249,8 @@ func TestModel(t *testing.T) {
 			},
 			"insert": func(t *rapid.T) {
 				in := Inode{Name: name.Draw(t, "name"), Kind: Kind(rapid.IntRange(1, 3).Draw(t, "kind")),
-					Checked: rapid.Int64Range(0, 3).Draw(t, "checked")}
+					Checked: rapid.Int64Range(0, 3).Draw(t, "checked"),
+					Gen:     rapid.SampledFrom([]uint32{0, 100, maxGen}).Draw(t, "gen")}
 				got, err := m.db.Insert(m.dir, in)
 				if have, ok := m.names[in.Name]; ok {
 					if !errors.Is(err, ErrExist) || got != have {
@@ -231,8 +277,15 @@ func TestModel(t *testing.T) {
 					flags = in.Flags ^ flags&Local
 				}
 				checked := rapid.Int64Range(0, 3).Draw(t, "checked")
-				got, err := m.db.Update(in.Ino, func(i *Inode) error { i.Flags, i.Checked = flags, checked; return nil })
-				in.Flags, in.Checked = flags, checked
+				gen := in.Gen
+				if rapid.Bool().Draw(t, "new generation") && gen != 5 { // 7 is not to be reached
+					gen = (gen + 1) & maxGen
+				}
+				got, err := m.db.Update(in.Ino, func(i *Inode) error { i.Flags, i.Checked, i.Gen = flags, checked, gen; return nil })
+				if gen != in.Gen {
+					m.keep(in)
+				}
+				in.Flags, in.Checked, in.Gen = flags, checked, gen
 				if err != nil || got != in {
 					t.Fatalf("got %+v, %v, want %+v", got, err, in)
 				}
@@ -263,11 +316,45 @@ func TestModel(t *testing.T) {
 					t.Fatalf("got %q, want %q", got, want)
 				}
 			},
-			"purge": func(t *rapid.T) {
-				if n, err := m.db.PurgeRemoved(1<<62, 1<<20); err != nil || n != len(m.removed) {
-					t.Fatalf("got %d, %v, want %d", n, err, len(m.removed))
+			"update removed": func(t *rapid.T) {
+				if len(m.removed) == 0 {
+					return
 				}
-				clear(m.removed)
+				in := m.removed[rapid.SampledFrom(slices.Sorted(maps.Keys(m.removed))).Draw(t, "ino")]
+				if in.Gen == 5 {
+					return
+				}
+				got, err := m.db.Update(in.Ino, func(i *Inode) error { i.Gen = (i.Gen + 1) & maxGen; return nil })
+				m.keep(in)
+				if in.Gen = (in.Gen + 1) & maxGen; err != nil || got != in {
+					t.Fatalf("got %+v, %v, want %+v", got, err, in)
+				}
+				m.removed[in.Ino] = in
+			},
+			"purge": func(t *rapid.T) {
+				if n, err := m.db.Purge(1, 1<<20, nil); err != nil || n != 0 {
+					t.Fatalf("got %d, %v for what is not old", n, err)
+				}
+				var held func(Ino, uint32) bool
+				if third := rapid.Uint64Range(0, 3).Draw(t, "held"); third < 3 {
+					held = func(ino Ino, gen uint32) bool { return (uint64(ino)+uint64(gen))%3 == third }
+				}
+				want := 0
+				for ino, in := range m.removed {
+					if held == nil || !held(ino, in.Gen) {
+						delete(m.removed, ino)
+						want++
+					}
+				}
+				for id := range m.kept {
+					if held == nil || !held(id.ino, id.gen) {
+						delete(m.kept, id)
+						want++
+					}
+				}
+				if n, err := m.db.Purge(1<<62, 1<<20, held); err != nil || n != want {
+					t.Fatalf("got %d, %v, want %d", n, err, want)
+				}
 			},
 			"reopen": func(t *rapid.T) {
 				if rapid.IntRange(0, 3).Draw(t, "seldom") != 0 {

@@ -56,7 +56,7 @@ const (
 	Local
 	// Shadows: a directory that hides an object of the same name.
 	Shadows
-	// Removed: the inode has no name any more. Its record stays until PurgeRemoved, for
+	// Removed: the inode has no name any more. Its record stays until Purge, for
 	// those who still hold its number. Set and kept by this package alone.
 	Removed
 )
@@ -81,7 +81,8 @@ type Inode struct {
 	Flags  Flags
 	Parent Ino
 	Name   string
-	// Gen counts the switches of way of serving; with Ino it makes the FUSE node id. 24 bits.
+	// Gen counts the versions and the switches of way of serving; with Ino it makes the FUSE
+	// node id. 24 bits. What the inode was under an earlier one is kept, see InodeAt.
 	Gen uint32
 	// Mode holds permission bits, 0 when the mount's default applies; UID and GID are
 	// valid only when Mode is not 0.
