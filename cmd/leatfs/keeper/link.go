@@ -148,9 +148,9 @@ func newLink(conn *net.UnixConn) (*Link, error) {
 		done:     make(chan struct{}),
 		start: Start{
 			Mode:    p.Mode,
-			Device:  p.take(nameDevice),
-			Session: p.take(nameSession),
-			Control: p.take(nameControl),
+			Device:  asFile(p.take(nameDevice), nameDevice),
+			Session: asFile(p.take(nameSession), nameSession),
+			Control: asFile(p.take(nameControl), nameControl),
 			Blame:   p.Blame,
 		},
 	}
@@ -288,12 +288,8 @@ func (l *Link) send(m message) error { return l.sendFiles(m, nil) }
 func (l *Link) sendFiles(m message, files []*os.File) error {
 	fds := make([]int, len(files))
 	for i, f := range files {
-		// Fd of a file that the runtime polls would make it blocking.
-		raw, err := f.SyscallConn()
-		if err == nil {
-			err = raw.Control(func(fd uintptr) { fds[i], err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 3) })
-		}
-		if err != nil {
+		var err error
+		if fds[i], err = dup(f); err != nil {
 			closeAll(fds[:i])
 			return fmt.Errorf("hand %s to the keeper: %w", m.Names[i], err)
 		}
@@ -308,10 +304,25 @@ func (l *Link) sendFiles(m message, files []*os.File) error {
 	return nil
 }
 
-func closeAll(fds []int) {
-	for _, fd := range fds {
-		_ = unix.Close(fd)
+// dup duplicates the descriptor of a file, which File.Fd could make blocking.
+func dup(f *os.File) (fd int, err error) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return -1, err
 	}
+	cerr := raw.Control(func(n uintptr) { fd, err = unix.FcntlInt(n, unix.F_DUPFD_CLOEXEC, 3) })
+	if cerr != nil {
+		return -1, cerr
+	}
+	return fd, err
+}
+
+// asFile makes a file of a descriptor; nil of -1.
+func asFile(fd int, name string) *os.File {
+	if fd < 0 {
+		return nil
+	}
+	return os.NewFile(uintptr(fd), name)
 }
 
 // oneLine is a text in one line of at most 1,000 bytes.

@@ -110,32 +110,39 @@ var errTooBig = errors.New("the message is too big")
 // errGarbage is a packet that is not a message.
 var errGarbage = errors.New("not a message")
 
-// packet is a message with its descriptors, which the receiver owns.
+// packet is a message with its descriptors, which the receiver owns. They are numbers and not
+// files because the runtime would poll a file: that would wake the keeper at every request of
+// the mount.
 type packet struct {
 	message
-	files []*os.File
+	fds []int // -1 where taken
 }
 
 // close closes the descriptors that nobody took.
 func (p *packet) close() {
-	for _, f := range p.files {
-		if f != nil {
-			_ = f.Close()
-		}
-	}
-	p.files = nil
+	closeAll(p.fds)
+	p.fds = nil
 }
 
-// take gives the descriptor of that name away; nil when there is none.
-func (p *packet) take(name string) *os.File {
+// take gives the descriptor of that name away; -1 when there is none.
+func (p *packet) take(name string) int {
 	for i, n := range p.Names {
-		if n == name && p.files[i] != nil {
-			f := p.files[i]
-			p.files[i] = nil
-			return f
+		if n == name {
+			fd := p.fds[i]
+			p.fds[i] = -1
+			return fd
 		}
 	}
-	return nil
+	return -1
+}
+
+// closeAll closes descriptors, -1 excepted.
+func closeAll(fds []int) {
+	for _, fd := range fds {
+		if fd >= 0 {
+			_ = unix.Close(fd)
+		}
+	}
 }
 
 // encode makes the bytes of a packet and its control message.
@@ -210,8 +217,7 @@ func (r *receiver) next() (packet, error) {
 		return packet{}, err
 	}
 	var p packet
-	files, err := descriptors(r.oob[:oobn])
-	p.files = files
+	p.fds, err = descriptors(r.oob[:oobn])
 	switch {
 	case flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0:
 		err = errTooBig
@@ -233,8 +239,8 @@ func (r *receiver) next() (packet, error) {
 
 // check checks what a message must keep whatever its kind.
 func (p *packet) check() error {
-	if len(p.Names) != len(p.files) {
-		return fmt.Errorf("%d names for %d descriptors", len(p.Names), len(p.files))
+	if len(p.Names) != len(p.fds) {
+		return fmt.Errorf("%d names for %d descriptors", len(p.Names), len(p.fds))
 	}
 	for i, name := range p.Names {
 		if name == "" || len(name) > maxName {
@@ -256,7 +262,7 @@ func (p *packet) check() error {
 
 // descriptors takes the descriptors out of a control message. They are close-on-exec. Those it
 // could take are returned with an error too.
-func descriptors(oob []byte) ([]*os.File, error) {
+func descriptors(oob []byte) ([]int, error) {
 	if len(oob) == 0 {
 		return nil, nil
 	}
@@ -264,17 +270,15 @@ func descriptors(oob []byte) ([]*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	var files []*os.File
+	var all []int
 	for i := range msgs {
 		fds, err := unix.ParseUnixRights(&msgs[i])
 		if err != nil {
-			return files, err
+			return all, err
 		}
-		for _, fd := range fds {
-			files = append(files, os.NewFile(uintptr(fd), "received"))
-		}
+		all = append(all, fds...)
 	}
-	return files, nil
+	return all, nil
 }
 
 // fileConn makes a conn of one end of the socket pair, and closes f.
