@@ -60,8 +60,8 @@ func BenchmarkIndex(b *testing.B) {
 			}
 		}
 	})
+	p := fillPage(5000, 1000)
 	b.Run("merge-replaced", func(b *testing.B) {
-		p := fillPage(5000, 1000)
 		for i := 0; i < b.N; i += 1000 {
 			for j := range p.Objects {
 				p.Objects[j].Size++
@@ -117,6 +117,15 @@ func BenchmarkIndex(b *testing.B) {
 			if _, err := db.Update(first.Ino+Ino(rnd(i)), func(in *Inode) error { in.Gen++; return nil }); err != nil {
 				b.Fatal(err)
 			}
+		}
+	})
+	b.Run("update-recorded", func(b *testing.B) {
+		for i := uint64(1); b.Loop(); i++ {
+			req := Request{Session: 1, Unique: i}
+			if _, err := db.Update(first.Ino+Ino(rnd(int(i))), func(in *Inode) error { in.Checked++; return nil }, For(req, 1, nil)); err != nil {
+				b.Fatal(err)
+			}
+			db.Answered(req)
 		}
 	})
 }

@@ -53,6 +53,8 @@ func TestGolden(t *testing.T) {
 		{"inode key", inoKey(keyInode, 0x0102030405), "690102030405"},
 		{"removed key", removedKey(1, 2), "6700000000000000010000000002"},
 		{"kept key", keptKey(0x0102030405, 0x060708), "6b0102030405060708"},
+		{"result", encodeResult(&Result{Op: 300, Ino: 300, Gen: 5, Data: []byte("x")}), "01ac02ac020578"},
+		{"result key", resultKey(Request{Session: 1, Unique: 2}), "6100000000000000010000000000000002"},
 		{"aged key", agedKey(1, 2, 3), "6500000000000000010000000002000003"},
 		{"extent key", extentKey(1, 2), "78000000000000000100000002"},
 	} {
@@ -177,6 +179,7 @@ func decoders() map[string]func([]byte) error {
 		"record":  func(b []byte) error { return second(decodeRecord(1, b)) },
 		"extent":  func(b []byte) error { return second(decodeExtent(b)) },
 		"usage":   func(b []byte) error { return second(decodeUsage(1, b)) },
+		"result":  func(b []byte) error { return second(decodeResult(b)) },
 		"marks":   func(b []byte) error { _, _, err := decodeMarks(b); return err },
 	}
 }

@@ -45,7 +45,7 @@ type Options struct {
 //     while a caller's function runs that may call back (Readdir, WalkRecords, OnChange).
 //  2. originMu, or applyMu, or one of dirs. Update's function runs under one of dirs, so it
 //     must not call the index.
-//  3. marks.mu, space.mu, snaps.mu.
+//  3. marks.mu, space.mu, snaps.mu, results.mu.
 //
 // dirs[ino] guards the dentries and inode bodies below directory ino, and the body of ino
 // itself while it has no name (origin roots, removed inodes): who reads them to write
@@ -73,6 +73,7 @@ type DB struct {
 	batches sync.Pool // of *[]Inode, for Readdir
 	writes  atomic.Int64
 	snaps   snapshots
+	results results
 }
 
 var _ cache.Index = (*DB)(nil)

@@ -173,8 +173,8 @@ func readDir(tx *badger.Txn, dir Ino) (in Inode, err error) {
 // Update returns, and nothing is changed. fn may be called more than once, runs under a
 // lock of the index and must not call it. It may not change Ino, Kind, Parent, Name and the
 // flag Removed (ErrInvalid). Where it changes Gen, what the inode was is kept for InodeAt.
-// Returns the inode as it is afterwards.
-func (db *DB) Update(ino Ino, fn func(*Inode) error) (in Inode, err error) {
+// Returns the inode as it is afterwards. opts: see For.
+func (db *DB) Update(ino Ino, fn func(*Inode) error, opts ...Option) (in Inode, err error) {
 	if err := db.enter(); err != nil {
 		return in, err
 	}
@@ -187,7 +187,7 @@ func (db *DB) Update(ino Ino, fn func(*Inode) error) (in Inode, err error) {
 		}); err != nil {
 			return in, err
 		}
-		in, err = db.updateAt(ino, p, fn)
+		in, err = db.updateAt(ino, p, fn, opts)
 		if !errors.Is(err, errRetry) {
 			var c *callerError
 			if errors.As(err, &c) {
@@ -199,7 +199,7 @@ func (db *DB) Update(ino Ino, fn func(*Inode) error) (in Inode, err error) {
 }
 
 // updateAt is Update if the inode's body is still where p says; errRetry otherwise.
-func (db *DB) updateAt(ino Ino, p place, fn func(*Inode) error) (in Inode, err error) {
+func (db *DB) updateAt(ino Ino, p place, fn func(*Inode) error, opts []Option) (in Inode, err error) {
 	lock := ino
 	if p.at == nil {
 		lock = p.parent
@@ -207,48 +207,48 @@ func (db *DB) updateAt(ino Ino, p place, fn func(*Inode) error) (in Inode, err e
 	mu := db.dirLock(lock)
 	mu.Lock()
 	defer mu.Unlock()
-	err = db.update(func(tx *badger.Txn) error {
+	err = db.change(opts, &in, func(tx *badger.Txn) (bool, error) {
 		now, err := readPlace(tx, ino)
 		if err != nil {
-			return err
+			return false, err
 		}
 		if (now.at == nil) != (p.at == nil) || now.parent != p.parent || now.name != p.name {
-			return errRetry
+			return false, errRetry
 		}
 		var old Inode
 		if err := readBody(tx, ino, &now, &old); err != nil {
-			return err
+			return false, err
 		}
 		in = old
 		if err := fn(&in); err != nil {
 			in = old
-			return &callerError{err}
+			return false, &callerError{err}
 		}
 		if in.Ino != old.Ino || in.Kind != old.Kind || in.Parent != old.Parent || in.Name != old.Name ||
 			(in.Flags^old.Flags)&Removed != 0 || in.Gen > maxGen {
 			in = old
-			return fmt.Errorf("%w: update of inode %d changes what it may not", ErrInvalid, ino)
+			return false, fmt.Errorf("%w: update of inode %d changes what it may not", ErrInvalid, ino)
 		}
 		if in == old {
-			return nil
+			return true, nil
 		}
 		if in.Gen != old.Gen {
 			if err := putKept(tx, &old, time.Now().UnixNano()); err != nil {
-				return err
+				return false, err
 			}
 		}
 		if now.at != nil {
-			return tx.Set(inoKey(keyInode, ino), encodeHere(&in, now.since))
+			return true, tx.Set(inoKey(keyInode, ino), encodeHere(&in, now.since))
 		}
-		return tx.Set(dentryKey(in.Parent, in.Name), appendBody(nil, &in))
+		return true, tx.Set(dentryKey(in.Parent, in.Name), appendBody(nil, &in))
 	})
 	return in, err
 }
 
 // Insert adds a name with an inode of its own to a directory. in.Ino must be 0, in.Parent is
 // set to parent, and a directory without a Prefix gets the usual one. Returns the inode with
-// its number, or ErrExist together with what has the name.
-func (db *DB) Insert(parent Ino, in Inode) (Inode, error) {
+// its number, or ErrExist together with what has the name. opts: see For.
+func (db *DB) Insert(parent Ino, in Inode, opts ...Option) (Inode, error) {
 	if err := checkName(in.Name); err != nil {
 		return in, err
 	}
@@ -262,26 +262,26 @@ func (db *DB) Insert(parent Ino, in Inode) (Inode, error) {
 	mu := db.dirLock(parent)
 	mu.Lock()
 	defer mu.Unlock()
-	err := db.update(func(tx *badger.Txn) error {
+	err := db.change(opts, &in, func(tx *badger.Txn) (bool, error) {
 		dir, err := readDir(tx, parent)
 		if err != nil {
-			return err
+			return false, err
 		}
 		var have Inode
 		if err := readDentry(tx, parent, in.Name, &have); err == nil {
 			in = have
-			return ErrExist
+			return false, ErrExist
 		} else if !errors.Is(err, ErrNotFound) {
-			return err
+			return false, err
 		}
 		if in.Ino, err = db.marks.newIno(); err != nil {
-			return &callerError{err}
+			return false, &callerError{err}
 		}
 		in.Parent = parent
 		if in.Kind == KindDir && in.Prefix == "" {
 			in.Prefix = dir.Prefix + in.Name + "/"
 		}
-		return putNew(tx, &in)
+		return true, putNew(tx, &in)
 	})
 	var c *callerError
 	if errors.As(err, &c) {
@@ -327,15 +327,15 @@ func putRemoved(tx *badger.Txn, in *Inode, now int64, keepDentry bool) error {
 
 // Remove takes a name out of a directory. Its inode is flagged Removed and kept until
 // Purge. Nothing is asked about what a removed directory holds. ErrNotFound when there
-// is no such name.
-func (db *DB) Remove(parent Ino, name string) error {
-	_, err := db.RemoveIf(parent, name, func(*Inode) bool { return true })
+// is no such name. opts: see For.
+func (db *DB) Remove(parent Ino, name string, opts ...Option) error {
+	_, err := db.RemoveIf(parent, name, func(*Inode) bool { return true }, opts...)
 	return err
 }
 
 // RemoveIf is Remove if fn says so, atomically; else nothing happens. Returns the inode that
 // has, or had, the name. fn runs under a lock of the index and must not call it.
-func (db *DB) RemoveIf(parent Ino, name string, fn func(*Inode) bool) (in Inode, err error) {
+func (db *DB) RemoveIf(parent Ino, name string, fn func(*Inode) bool, opts ...Option) (in Inode, err error) {
 	if name == "" || len(name) > MaxName {
 		return in, ErrNotFound
 	}
@@ -346,11 +346,11 @@ func (db *DB) RemoveIf(parent Ino, name string, fn func(*Inode) bool) (in Inode,
 	mu := db.dirLock(parent)
 	mu.Lock()
 	defer mu.Unlock()
-	err = db.update(func(tx *badger.Txn) error {
+	err = db.change(opts, &in, func(tx *badger.Txn) (bool, error) {
 		if err := readDentry(tx, parent, name, &in); err != nil || !fn(&in) {
-			return err
+			return false, err
 		}
-		return putRemoved(tx, &in, time.Now().UnixNano(), false)
+		return true, putRemoved(tx, &in, time.Now().UnixNano(), false)
 	})
 	return in, err
 }

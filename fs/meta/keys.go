@@ -16,6 +16,7 @@ const (
 	keyRemoved = 'g' // time removed, ino    -> nothing
 	keyKept    = 'k' // ino, generation      -> the inode as it was under it, see generations.go
 	keyAged    = 'e' // time kept, ino, gen. -> nothing
+	keyResult  = 'a' // session, unique      -> Result, see results.go
 	keyRecord  = 'r' // cache id             -> cache.Record
 	keyIdent   = 'h' // identity hash        -> cache id
 	keyExtent  = 'x' // cache id, number     -> cache.Extent
@@ -70,6 +71,11 @@ func keptKey(ino Ino, gen uint32) []byte {
 func agedKey(at int64, ino Ino, gen uint32) []byte {
 	b := append(make([]byte, 0, 1+timeLen+inoLen+genLen), keyAged)
 	return appendGen(appendIno(binary.BigEndian.AppendUint64(b, uint64(at)), ino), gen)
+}
+
+func resultKey(req Request) []byte {
+	b := binary.BigEndian.AppendUint64(append(make([]byte, 0, 1+8+8), keyResult), req.Session)
+	return binary.BigEndian.AppendUint64(b, req.Unique)
 }
 
 func idKey(table byte, id cache.ID) []byte {

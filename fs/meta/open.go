@@ -113,6 +113,9 @@ func (db *DB) open() (err error) {
 	if err == nil {
 		err = db.restoreMarks(marked)
 	}
+	if err == nil {
+		err = db.results.load(db)
+	}
 	if err != nil {
 		return errors.Join(err, db.b.Close())
 	}
