@@ -3,6 +3,8 @@
 # Variables:
 #   LEATFS_TOOLS   where the S3 servers and linters for tests go (default ~/.cache/leatfs/tools)
 #   LEATFS_PYTHON  the Python that the clients' environment is made from (default: found)
+#   DESTDIR        root of what "make install" writes to (default: none)
+#   PREFIX         under it, where bin, sbin and lib/systemd/system are (default: /usr)
 #   ARGS           more arguments for "make bench", "make demo" and "make test-clients-read",
 #                  for example: make bench ARGS="--quick --only cold-seq"
 
@@ -20,12 +22,15 @@ STATICCHECK := v0.8.2
 
 # Tests of the binary on real mounts are not unit tests: they need root.
 MOUNT_TESTS := ./test/mount/...
-UNIT_TESTS   = $$(go list ./... | grep -v '/test/mount')
+UNIT_TESTS   = $$(go list ./... | grep -v -e '/test/mount' -e '/test/systemd')
+
+PREFIX := /usr
+BIN    := bin/leatfs
 
 ROOT := $(filter 0,$(shell id -u))
 
 .NOTPARALLEL:
-.PHONY: help build deps tools pyenv lint test test-unit test-mount test-clients-read bench demo clean
+.PHONY: help build install deps tools pyenv lint test test-unit test-mount test-clients-read test-systemd bench demo clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
@@ -33,6 +38,13 @@ help: ## this list
 
 build: ## the static binary bin/leatfs
 	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/leatfs ./cmd/leatfs
+
+install: ## bin/leatfs, the helper of mount(8) and the systemd unit (after "make build"; see packaging/README.md)
+	install -D -m 755 $(BIN) $(DESTDIR)$(PREFIX)/bin/leatfs
+	install -d -m 755 $(DESTDIR)$(PREFIX)/sbin
+	ln -sf ../bin/leatfs $(DESTDIR)$(PREFIX)/sbin/mount.fuse.leatfs
+	install -d -m 755 $(DESTDIR)$(PREFIX)/lib/systemd/system
+	sed 's,/usr/bin/,$(PREFIX)/bin/,' packaging/leatfs@.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/leatfs@.service
 
 deps: ## the system packages that tests need (installs what is missing, as root, by apt)
 	@test/deps.sh
@@ -87,6 +99,10 @@ test-clients-read: build deps tools pyenv ## unmodified clients (PyTorch, Parque
 	@echo "test: unmodified clients read through a mount"
 	go build -o bin/clients ./test/clients
 	bin/clients -leatfs bin/leatfs -python "$$(test/pyenv/pyenv.sh)" $(ARGS)
+
+test-systemd: deps tools ## the service under a real systemd, booted from a tree of its own (root)
+	@echo "test: the service under systemd"
+	go test -race -count=1 -timeout 20m ./test/systemd
 
 bench: build deps tools ## measure reads, each as a ratio to its limit in the same run (root)
 	go build -o bin/bench ./test/bench
