@@ -269,9 +269,9 @@ func (l *Link) Ended() { _ = l.send(message{Kind: kindEnded}) }
 func (l *Link) StatusText(text string) { _ = l.send(message{Kind: kindStatus, Text: oneLine(text)}) }
 
 // Beat says that this worker is well. To be called once a second, by something that stops when
-// the worker is not: a keeper that hears nothing for 10 s replaces the worker. It is wanted of
-// all workers from their start but those in ModeMount, where it counts from Ready. A keeper that
-// does not read is not waited for.
+// the worker is not: a keeper that hears nothing for 10 s replaces the worker. It counts from the
+// start in ModeTakeover and ModeRefuse, from Go in ModeStandby, and from Ready in ModeMount. A
+// keeper that does not read is not waited for.
 func (l *Link) Beat() { _ = send(l.conn, message{Kind: kindBeat}, nil, false) }
 
 // Close closes the link and waits for the goroutine that reads it, so Commands is closed too. A

@@ -1,0 +1,46 @@
+package keeper
+
+import (
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// held is what the keeper holds of the mount. It knows the descriptors by name only.
+type held struct {
+	names      []string // of fds, in that order
+	fds        []int
+	mountpoint string
+	socket     string
+	mount      mountID  // of what was at mountpoint when it was handed over
+	args       []string // resolved command line; nil until a worker was ready
+}
+
+// maxHeld is how many descriptors are held at most; with log, a start message carries that many.
+const maxHeld = maxFiles - 1
+
+// has says that there is a mount.
+func (h *held) has() bool { return slices.Contains(h.names, nameDevice) }
+
+// put takes a descriptor over, in place of the one of that name.
+func (h *held) put(name string, fd int) error {
+	if i := slices.Index(h.names, name); i >= 0 {
+		_ = unix.Close(h.fds[i])
+		h.fds[i] = fd
+		return nil
+	}
+	if len(h.names) >= maxHeld {
+		_ = unix.Close(fd)
+		return fmt.Errorf("a keeper holds %d descriptors at most, not %q too", maxHeld, name)
+	}
+	h.names = append(h.names, name)
+	h.fds = append(h.fds, fd)
+	return nil
+}
+
+// drop closes everything.
+func (h *held) drop() {
+	closeAll(h.fds)
+	*h = held{}
+}

@@ -1,0 +1,434 @@
+package keeper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Exit codes of Run.
+const (
+	exitOK    = 0
+	exitError = 1
+	exitUsage = 2
+)
+
+// keeper is the state of Run. Its loop owns every field; other goroutines send it functions.
+type keeper struct {
+	cfg      Config
+	times    Times
+	log      *slog.Logger
+	env      []string // of the workers
+	null     *os.File
+	oomScore string // of the workers; empty to leave it
+	oom      *oomCounter
+	notify   *notifier // nil when this is no service
+
+	events     chan func()    // what happened elsewhere, to be run by the loop
+	quit       chan struct{}  // closed by Run at its end: nobody takes events any more
+	goroutines sync.WaitGroup // the readers and waiters of workers
+
+	held held
+	news News
+	self *binary // as it was when the keeper started
+	bin  *binary // what workers are started from: self, or the last that was upgraded to
+
+	cur     *worker // on the mount, or dying there; nil between workers
+	next    *worker // the standby of an upgrade, until Go
+	up      *upgrade
+	again   bool // another upgrade was asked for meanwhile
+	backoff backoff
+	pause   *alarm        // before the next start; nil for none
+	refuse  bool          // the next to start refuses
+	retry   time.Duration // for how long, before a real one is tried
+	retryAt *alarm
+	blame   bool // the last real worker's death was its own
+
+	adopted   bool // the mount came from systemd's store
+	everReady bool // a real worker was
+	notified  bool // systemd was told READY
+	reported  bool
+	stopping  bool // told to stop, or the mount is gone: start nothing any more
+	gone      bool // the mount is gone: nothing to unmount
+	done      bool // Run returns
+	code      int
+	err       error
+
+	workerText string // what the worker wants shown
+	shown      string // the status that systemd has
+}
+
+// Run keeps a mount until it ends, and returns the exit code: 0 after an end that was wanted, 1
+// or 2 with an error when the mount never was ready (2 for an error of usage) or could not be
+// taken away. ctx ends it as SIGTERM does. A process may call it once, alone: it uses the
+// process's signals, standard error and OOM score.
+func Run(ctx context.Context, cfg Config) (int, error) {
+	k, err := newKeeper(cfg)
+	if err != nil {
+		if cfg.Report != nil {
+			cfg.Report(err, false)
+		}
+		return exitError, err
+	}
+	defer k.close()
+	k.loop(ctx)
+	return k.code, k.err
+}
+
+func newKeeper(cfg Config) (*keeper, error) {
+	if cfg.Self == "" {
+		cfg.Self = "/proc/self/exe"
+	}
+	if cfg.Stderr == nil {
+		cfg.Stderr = os.Stderr
+	}
+	if cfg.Report == nil {
+		cfg.Report = func(error, bool) {}
+	}
+	k := &keeper{
+		cfg:    cfg,
+		times:  cfg.Times.or(DefaultTimes()),
+		log:    newLogger(cfg, false),
+		env:    cfg.Env,
+		events: make(chan func()),
+		quit:   make(chan struct{}),
+		news:   News{KeeperPID: os.Getpid(), Since: time.Now()},
+	}
+	k.backoff.times = &k.times
+	if k.env == nil {
+		k.env = os.Environ()
+	}
+	k.env = workerEnv(k.env)
+	var err error
+	if k.self, err = openBinary(cfg.Self); err != nil {
+		return nil, err
+	}
+	k.bin = k.self
+	if k.null, err = os.OpenFile(os.DevNull, os.O_RDWR, 0); err != nil {
+		k.self.close()
+		return nil, err
+	}
+	if k.notify, err = newNotifier(); err != nil {
+		k.log.Warn("systemd is told nothing", "error", err)
+	}
+	k.oom = newOOMCounter()
+	k.oomScore = protectFromOOM()
+	for name, fd := range storedFiles() {
+		if err := k.held.put(name, fd); err != nil {
+			k.log.Warn("a descriptor of the store is dropped", "error", err)
+		}
+	}
+	k.adopted = k.held.has()
+	return k, nil
+}
+
+// newLogger makes the keeper's logger.
+func newLogger(cfg Config, json bool) *slog.Logger {
+	opt := &slog.HandlerOptions{Level: cfg.Level}
+	var h slog.Handler = slog.NewTextHandler(cfg.Stderr, opt)
+	if json {
+		h = slog.NewJSONHandler(cfg.Stderr, opt)
+	}
+	return slog.New(h).With("process", "keeper")
+}
+
+// close puts everything away. No worker lives.
+func (k *keeper) close() {
+	close(k.quit)
+	k.goroutines.Wait()
+	for _, a := range []*alarm{k.pause, k.retryAt} {
+		a.stop()
+	}
+	k.held.drop()
+	if k.bin != k.self {
+		k.bin.close()
+	}
+	k.self.close()
+	k.oom.close()
+	k.notify.close()
+	_ = k.null.Close()
+}
+
+// loop runs until the end. It alone touches the keeper.
+func (k *keeper) loop(ctx context.Context) {
+	signals := k.cfg.Signals
+	if signals == nil {
+		c := make(chan os.Signal, 8)
+		signal.Notify(c, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
+		defer signal.Stop(c)
+		signals = c
+	}
+	// A log that is a pipe without a reader must not kill the keeper. Nobody reads this channel,
+	// and to ignore the signal would be inherited by the workers.
+	pipe := make(chan os.Signal, 1)
+	signal.Notify(pipe, unix.SIGPIPE)
+	defer signal.Stop(pipe)
+
+	tick := time.NewTicker(k.times.Tick)
+	defer tick.Stop()
+	var watchdog <-chan time.Time
+	if d := watchdogInterval(); d > 0 && k.notify != nil {
+		t := time.NewTicker(d)
+		defer t.Stop()
+		watchdog = t.C
+	}
+	stop := ctx.Done()
+	for k.step(); !k.done; k.step() {
+		select {
+		case f := <-k.events:
+			f()
+		case s := <-signals:
+			k.signalled(s)
+		case <-tick.C:
+			k.tick()
+		case <-watchdog:
+			k.tell("WATCHDOG=1")
+		case <-stop:
+			stop = nil
+			k.stop()
+		}
+	}
+}
+
+// post has the loop run f. It returns false when the loop has ended: f does not run then.
+func (k *keeper) post(f func()) bool {
+	select {
+	case k.events <- f:
+		return true
+	case <-k.quit:
+		return false
+	}
+}
+
+// alarm is a timer of the loop. A nil one never rings.
+type alarm struct {
+	timer *time.Timer
+	off   bool // the loop's: a timer that was stopped too late does nothing
+}
+
+// after runs f in the loop after d.
+func (k *keeper) after(d time.Duration, f func()) *alarm {
+	a := &alarm{}
+	a.timer = time.AfterFunc(d, func() {
+		k.post(func() {
+			if !a.off {
+				f()
+			}
+		})
+	})
+	return a
+}
+
+func (a *alarm) stop() {
+	if a != nil {
+		a.off = true
+		a.timer.Stop()
+	}
+}
+
+// set replaces a worker's deadline.
+func (k *keeper) set(w *worker, d time.Duration, f func()) {
+	w.deadline.stop()
+	w.deadline = k.after(d, f)
+}
+
+// step does what is to be done now, until there is nothing more.
+func (k *keeper) step() {
+	for !k.done && k.act() {
+	}
+	k.showStatus()
+}
+
+// act does the one next thing that the state asks for; false when there is none.
+func (k *keeper) act() bool {
+	if k.stopping {
+		return k.actStop()
+	}
+	if k.actUpgrade() {
+		return true
+	}
+	if k.cur == nil && k.pause == nil {
+		k.start()
+		return true
+	}
+	return false
+}
+
+// actStop goes on with the end: no standby, no worker, no mount.
+func (k *keeper) actStop() bool {
+	switch {
+	case k.next != nil && k.next.phase != killed:
+		k.kill(k.next)
+	case k.cur != nil && (k.cur.phase == starting || k.cur.phase == ready):
+		k.command(k.cur, kindStop, k.times.StopWait)
+		return false
+	case k.cur == nil && k.next == nil:
+		k.finish()
+	default:
+		return false
+	}
+	return true
+}
+
+// signalled does what a signal asks for.
+func (k *keeper) signalled(s os.Signal) {
+	if s == unix.SIGHUP {
+		k.reload()
+		return
+	}
+	k.log.Info("told to stop", "signal", s.String())
+	if k.stopping && k.cur != nil && k.cur.phase == stopping {
+		k.log.Warn("told to stop again: the worker is not waited for", "worker", k.cur.pid())
+		k.terminate(k.cur)
+	}
+	k.stop()
+}
+
+// stop begins the end.
+func (k *keeper) stop() {
+	if k.stopping {
+		return
+	}
+	k.stopping = true
+	k.pause.stop()
+	k.stopRetry()
+	k.tell("STOPPING=1")
+	if k.up != nil {
+		k.upgradeFailed(errors.New("the keeper was told to stop"))
+	}
+}
+
+// fail is the end of a mount that never was ready.
+func (k *keeper) fail(err error, usage bool) {
+	k.err, k.code = err, exitError
+	if usage {
+		k.code = exitUsage
+	}
+	k.stop()
+}
+
+// finish ends the loop: no process lives.
+func (k *keeper) finish() {
+	if !k.gone && k.held.has() {
+		k.log.Info("the mount is taken away without a worker", "mountpoint", k.held.mountpoint)
+		if err := k.held.unmount(); err != nil {
+			k.log.Error("the mount could not be taken away", "error", err)
+			if k.err == nil {
+				k.err, k.code = err, exitError
+			}
+		}
+	}
+	if err := k.held.removeSocket(); err != nil {
+		k.log.Warn("the control socket stays", "error", err)
+	}
+	k.forget()
+	if !k.everReady && k.err == nil {
+		k.err, k.code = errors.New("it was told to stop before the mount was ready"), exitError
+	}
+	if k.err != nil {
+		k.report(k.err, k.code == exitUsage)
+	}
+	k.log.Info("the keeper ends", "restarts", k.news.Restarts, "upgrades", k.news.Upgrades)
+	k.done = true
+}
+
+// forget drops the descriptors, in systemd's store too.
+func (k *keeper) forget() {
+	for _, name := range k.held.names {
+		k.check(k.notify.remove(name))
+	}
+	k.held.drop()
+}
+
+// report reports once.
+func (k *keeper) report(err error, usage bool) {
+	if !k.reported {
+		k.reported = true
+		k.cfg.Report(err, usage)
+	}
+}
+
+// tick looks at the workers. Time is counted in ticks: those do not pass while the machine, or
+// the keeper, is suspended.
+func (k *keeper) tick() {
+	k.oom.tick()
+	k.reapOrphans()
+	for _, w := range []*worker{k.cur, k.next} {
+		if w == nil || !w.watched() || w == k.next {
+			continue
+		}
+		w.silent++
+		if time.Duration(w.silent)*k.times.Tick > k.times.HangAfter {
+			k.hang(w, "it gave no sign of life for "+k.times.HangAfter.String())
+		}
+	}
+}
+
+// hang replaces a worker that lives but does not work: its goroutines go to the log first.
+func (k *keeper) hang(w *worker, why string) {
+	k.log.Error("the worker hangs and is replaced", "worker", w.pid(), "why", why)
+	w.hung = why
+	w.phase = dying
+	_ = w.proc.Signal(unix.SIGQUIT)
+	k.set(w, k.times.QuitWait, func() { k.kill(w) })
+}
+
+// terminate ends a worker that was told to end and did not.
+func (k *keeper) terminate(w *worker) {
+	k.log.Warn("the worker does not end in time and is killed", "worker", w.pid())
+	w.ordered = true
+	w.phase = dying
+	_ = w.proc.Signal(unix.SIGTERM)
+	k.set(w, k.times.QuitWait, func() { k.kill(w) })
+}
+
+// kill kills a worker. Then it is waited for, however long it takes: no other may be on the mount.
+func (k *keeper) kill(w *worker) {
+	w.ordered = true
+	w.phase = killed
+	_ = w.proc.Kill()
+	k.set(w, k.times.QuitWait, func() { k.stuck(w) })
+}
+
+// stuck says that a worker that was killed lives on.
+func (k *keeper) stuck(w *worker) {
+	wait := ""
+	if processState(w.pid()) == 'D' {
+		wait = ", in uninterruptible wait"
+	}
+	k.log.Error("waiting for the old worker"+wait, "worker", w.pid(),
+		"hint", "see /proc/"+fmt.Sprint(w.pid())+"/stack; the disk or network file system it waits for must answer")
+	k.workerText = fmt.Sprintf("waiting for the old worker %d%s", w.pid(), wait)
+	k.set(w, k.times.StuckLog, func() { k.stuck(w) })
+}
+
+// command tells a worker to drain or to stop, and gives it a time for it.
+func (k *keeper) command(w *worker, c kind, wait time.Duration) {
+	w.phase, w.told = draining, w.told || c == kindDrain
+	if c == kindStop {
+		w.phase = stopping
+	}
+	if err := send(w.conn, message{Kind: c}, nil, false); err != nil {
+		k.log.Warn("the worker cannot be told", "worker", w.pid(), "error", err)
+		k.terminate(w)
+		return
+	}
+	k.set(w, wait, func() { k.terminate(w) })
+}
+
+// tell tells systemd.
+func (k *keeper) tell(lines ...string) { k.check(k.notify.send(nil, lines...)) }
+
+// check logs an error of systemd's socket.
+func (k *keeper) check(err error) {
+	if err != nil {
+		k.log.Warn("systemd does not listen", "error", err)
+	}
+}

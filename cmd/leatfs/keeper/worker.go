@@ -1,0 +1,311 @@
+package keeper
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// start starts the worker that the state asks for.
+func (k *keeper) start() {
+	mode, args, blame := ModeTakeover, k.held.args, k.blame
+	switch {
+	case !k.held.has():
+		mode = ModeMount
+	case k.refuse:
+		mode, blame = ModeRefuse, false // the next real worker is told
+	}
+	if args == nil {
+		args = k.cfg.Args
+	}
+	w, err := k.spawn(k.bin, mode, args, blame)
+	if err != nil && k.bin != k.self {
+		k.log.Error("the worker's program does not start; the keeper's own is used", "error", err)
+		w, err = k.spawn(k.self, mode, args, blame)
+	}
+	if err != nil {
+		k.log.Error("no worker could be started", "error", err)
+		if !k.held.has() {
+			k.fail(err, false)
+			return
+		}
+		k.mourn(err.Error())
+		k.follow(death{refuser: k.refuse, ready: -1})
+		return
+	}
+	k.cur = w
+	k.workerText = ""
+	k.log.Info("worker started", "worker", w.pid(), "mode", mode, "blame", blame)
+	if mode == ModeRefuse && k.retryAt == nil {
+		k.retryAt = k.after(k.retry, k.tryReal)
+	}
+}
+
+// tryReal has a real worker take the place of one that refuses.
+func (k *keeper) tryReal() {
+	k.retryAt = nil
+	if k.up != nil { // tries one too
+		k.retryAt = k.after(k.retry, k.tryReal)
+		return
+	}
+	k.log.Info("a real worker is tried again", "deaths", k.backoff.failures)
+	k.refuse = false
+	if w := k.cur; w != nil && w.mode == ModeRefuse && w.phase <= ready {
+		k.command(w, kindDrain, k.times.LeaveWait)
+	}
+}
+
+// stopRetry gives up the next try.
+func (k *keeper) stopRetry() {
+	k.retryAt.stop()
+	k.retryAt = nil
+}
+
+// heard takes a message of a worker.
+func (k *keeper) heard(w *worker, p *packet) {
+	defer p.close()
+	if w != k.cur && w != k.next {
+		return
+	}
+	w.silent = 0
+	switch p.Kind {
+	case kindBeat:
+	case kindStatus:
+		if w == k.cur && w.phase <= ready {
+			k.workerText = oneLine(p.Text)
+		}
+	case kindMounted:
+		k.mounted(w, p)
+	case kindReady:
+		k.ready(w, p.Args)
+	case kindPrepared:
+		k.prepared(w)
+	case kindFailed:
+		w.failed, w.failure, w.usage = true, oneLine(p.Text), p.Usage
+		k.leaves(w)
+	case kindDrained:
+		w.drained = true
+		k.leaves(w)
+	case kindEnded:
+		if w == k.cur {
+			w.ended = true
+			k.leaves(w)
+		}
+	default:
+		k.log.Debug("a message of a kind that this keeper does not know", "worker", w.pid(), "kind", string(p.Kind))
+	}
+}
+
+// leaves waits for the exit of a worker that is at its end.
+func (k *keeper) leaves(w *worker) {
+	if w.phase < leaving {
+		w.phase = leaving
+		k.set(w, k.times.LeaveWait, func() { k.terminate(w) })
+	}
+}
+
+// mounted takes over what a worker hands over.
+func (k *keeper) mounted(w *worker, p *packet) {
+	if w != k.cur || w.phase > leaving {
+		return
+	}
+	first := !k.held.has()
+	if fd := p.take(nameLog); fd >= 0 {
+		if err := unix.Dup3(fd, int(k.cfg.Stderr.Fd()), 0); err != nil {
+			k.log.Warn("the keeper's log stays where it was", "error", err)
+		}
+		closeAll([]int{fd})
+	}
+	k.log = newLogger(k.cfg, p.LogJSON)
+	for _, name := range p.Names {
+		fd := p.take(name)
+		if fd < 0 {
+			continue
+		}
+		if err := k.held.put(name, fd); err != nil {
+			k.log.Warn("the worker hands over too much", "error", err)
+			continue
+		}
+		k.check(k.notify.store(name, fd))
+	}
+	k.held.socket = p.Socket
+	if p.Mountpoint != k.held.mountpoint || first {
+		k.held.mountpoint = p.Mountpoint
+		id, err := mountedAt(p.Mountpoint)
+		if err != nil {
+			k.log.Warn("what is mounted is not known", "error", err)
+		}
+		k.held.mount = id
+	}
+	if first && k.held.has() {
+		k.log.Info("the mount is kept", "mountpoint", p.Mountpoint, "worker", w.pid())
+	}
+}
+
+// ready is the word of a worker that it serves.
+func (k *keeper) ready(w *worker, args []string) {
+	if w != k.cur || w.phase != starting {
+		return
+	}
+	w.phase, w.readyAt = ready, time.Now()
+	k.log.Info("worker ready", "worker", w.pid(), "mode", w.mode, "after", w.readyAt.Sub(w.since).Round(time.Millisecond))
+	if !k.notified {
+		k.notified = true
+		k.tell("READY=1", fmt.Sprintf("MAINPID=%d", os.Getpid()))
+	}
+	if w.mode == ModeRefuse {
+		return
+	}
+	if len(args) > 0 {
+		k.held.args = args
+	}
+	k.refuse = false
+	k.stopRetry()
+	k.everReady = true
+	k.upgraded(w)
+	k.report(nil, false)
+}
+
+// linkClosed is the end of what a worker says. Its process ends at the same time, or hangs.
+func (k *keeper) linkClosed(w *worker) {
+	if w != k.cur && w != k.next || w.phase > stopping {
+		return
+	}
+	k.set(w, k.times.LinkGrace, func() { k.hang(w, "it closed its link to the keeper") })
+}
+
+// died is the end of a worker's process, after all that it said.
+func (k *keeper) died(w *worker, state *os.ProcessState, err error) {
+	w.deadline.stop()
+	v := verdict{text: fmt.Sprintf("nobody knows how it died: %v", err)}
+	if state != nil {
+		v = judge(w, state.Sys().(syscall.WaitStatus), k.oom.grew())
+	}
+	k.log.Info("worker gone", "worker", w.pid(), "mode", w.mode, "how", v.text, "blame", v.blame)
+	if w == k.next {
+		k.next = nil
+		k.standbyDied(w, v)
+		return
+	}
+	k.cur = nil
+	k.workerText = ""
+	if w.mode != ModeRefuse {
+		k.blame = v.blame && !w.drained
+	}
+	switch {
+	case w.ended:
+		k.endedBy(w)
+	case k.stopping:
+	case !k.held.has() || !k.everReady && !k.adopted && !v.outside:
+		k.startFailed(w, v)
+	case k.up != nil && k.up.bin == w.bin:
+		k.mourn(v.text)
+		k.upgradeFailed(errors.New("the new worker took over and then died: " + v.text))
+	case w.told:
+		// By drain: what comes next was decided when it was told.
+	default:
+		k.mourn(v.text)
+		d := death{refuser: w.mode == ModeRefuse, outside: v.outside, ready: -1}
+		if !w.readyAt.IsZero() {
+			d.ready = time.Since(w.readyAt)
+		}
+		k.follow(d)
+	}
+}
+
+// endedBy is the end of a mount. A dead connection out of systemd's store is none: then the mount
+// is made anew.
+func (k *keeper) endedBy(w *worker) {
+	if k.adopted && !k.everReady && !k.stopping {
+		k.log.Warn("the mount that systemd kept is dead: mounting anew", "worker", w.pid())
+		k.adopted = false
+		k.blame = false
+		k.forget()
+		return
+	}
+	k.gone = true
+	if !k.everReady && !k.stopping {
+		k.fail(errors.New("it was unmounted before it was ready"), false)
+	}
+	k.stop()
+}
+
+// startFailed is the end of a first start.
+func (k *keeper) startFailed(w *worker, v verdict) {
+	if w.failed {
+		k.fail(errors.New(w.failure), w.usage)
+		return
+	}
+	k.fail(fmt.Errorf("the worker died while it started: %s; its log says more", v.text), false)
+}
+
+// mourn tells of a death.
+func (k *keeper) mourn(text string) {
+	k.news.LastDeath, k.news.LastDeathAt = text, time.Now()
+	k.news.Restarts++
+}
+
+// follow decides what follows a death.
+func (k *keeper) follow(d death) {
+	n := k.backoff.after(d)
+	if n.refuse && !k.refuse {
+		k.log.Error("workers keep dying: the mount answers EIO until one lives",
+			"deaths", k.backoff.failures, "last", k.news.LastDeath, "next try in", n.retry)
+	}
+	k.refuse, k.retry = n.refuse, n.retry
+	if n.pause > 0 {
+		k.log.Warn("pause before the next worker", "pause", n.pause, "deaths", k.backoff.failures)
+		k.pause = k.after(n.pause, func() { k.pause = nil })
+	}
+}
+
+// tellNews tells the workers what has changed.
+func (k *keeper) tellNews() {
+	news := k.news
+	for _, w := range []*worker{k.cur, k.next} {
+		if w != nil && w.phase <= stopping {
+			// One that does not read hears of it with its next news, or hangs.
+			_ = send(w.conn, message{Kind: kindNews, News: &news}, nil, false)
+		}
+	}
+}
+
+// showStatus shows in one line what goes on.
+func (k *keeper) showStatus() {
+	if k.notify == nil || k.done {
+		return
+	}
+	if s := k.status(); s != k.shown {
+		k.shown = s
+		k.tell("STATUS=" + oneLine(s))
+	}
+}
+
+func (k *keeper) status() string {
+	w := k.cur
+	switch {
+	case w != nil && w.phase == killed && k.workerText != "":
+		return k.workerText // it does not die
+	case k.stopping:
+		return "stopping"
+	case k.up != nil:
+		return "upgrading"
+	case w == nil:
+		return "between workers; the last: " + k.news.LastDeath
+	case w.mode == ModeRefuse:
+		return fmt.Sprintf("answering EIO: %d workers died in a row; the last: %s", k.backoff.failures, k.news.LastDeath)
+	case w.phase > ready:
+		return "replacing the worker"
+	case w.phase == starting && w.mode == ModeMount:
+		return "mounting"
+	case w.phase == starting:
+		return "taking over"
+	case k.workerText != "":
+		return k.workerText
+	}
+	return "serving " + k.held.mountpoint
+}
