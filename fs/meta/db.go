@@ -82,7 +82,10 @@ var _ cache.Index = (*DB)(nil)
 func (db *DB) Rebuilt() bool { return db.rebuilt }
 
 // RaiseMarks makes all inode numbers and cache IDs given out from now on greater than ino and
-// id: for who finds larger ones in use after the index was lost.
+// id: for who finds larger ones in use. A damaged or lost database needs none of it, since the
+// marks file outlives it; where the whole directory was lost, only the caller knows what
+// numbers the kernel still has. To be called before any other method. It costs nothing when
+// the numbers are above already.
 func (db *DB) RaiseMarks(ino Ino, id cache.ID) error {
 	if err := db.enter(); err != nil {
 		return err
