@@ -8,6 +8,7 @@ import (
 	"os"
 	"reflect"
 	"slices"
+	"sync"
 	"testing"
 
 	"github.com/dgraph-io/badger/v4"
@@ -289,4 +290,52 @@ func TestResultsModel(t *testing.T) {
 			},
 		})
 	})
+}
+
+// TestResultsParallel: changes, answers and the bound at once. Each finds its own result until it
+// has answered, and nothing is left in the end.
+func TestResultsParallel(t *testing.T) {
+	db := open(t)
+	r := root(t, db)
+	const workers, each = 8, 300
+	var wg sync.WaitGroup
+	for w := range uint64(workers) {
+		f, err := db.Insert(r.Ino, Inode{Name: fmt.Sprint(w), Kind: KindFile})
+		if err != nil {
+			t.Fatal(err)
+		}
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for n := range uint64(each) {
+				req := Request{Session: 1 + w%2, Unique: n*workers + w}
+				in, err := db.Update(f.Ino, func(in *Inode) error { in.Gen++; return nil }, For(req, 1, nil))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if res, ok, err := db.Result(req); err != nil || !ok || res.Ino != f.Ino || res.Gen != in.Gen {
+					t.Errorf("%v: got %+v, %v, %v, want generation %d", req, res, ok, err, in.Gen)
+					return
+				}
+				if n%50 == 0 {
+					if err := db.PurgeResults(1, 2); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+				db.Answered(req)
+			}
+		}()
+	}
+	wg.Wait()
+	if n := stored(t, db); n >= forgetAt {
+		t.Errorf("%d results of answered requests are stored", n)
+	}
+	if err := db.PurgeResults(1, 2); err != nil {
+		t.Fatal(err)
+	}
+	if n, open := stored(t, db), db.results.open.Len(); n != 0 || open != 0 || len(db.results.forget) != 0 {
+		t.Fatalf("%d are stored, %d are open, %d to be forgotten", n, open, len(db.results.forget))
+	}
 }
