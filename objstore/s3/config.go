@@ -46,6 +46,18 @@ type Config struct {
 	UserAgent string
 
 	Transport Transport
+
+	// Known is what an earlier Open of the same bucket found out. Open then sends no request,
+	// and asks nobody for credentials before they are needed.
+	Known *Known
+}
+
+// Known is what Open asks of a bucket, to be kept for a later Open.
+type Known struct {
+	Name     string // String of the store; what is known of another is not used
+	Region   string
+	Server   string // what it calls itself
+	Versions bool   // every PUT makes a version
 }
 
 // Transport bounds the connections. The zero value of each field is its default.

@@ -19,7 +19,7 @@ const opOpen = "OPEN"
 
 // Open opens a bucket and makes sure that it can be listed. Its requests are: one LIST of
 // one key, one GetBucketVersioning (denied means: no versions) and, on AWS where the region
-// is unknown or wrong, one HEAD of the bucket and a second LIST.
+// is unknown or wrong, one HEAD of the bucket and a second LIST. With Config.Known there are none.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	fail := func(k objstore.Kind, hint string, err error) error {
 		return &objstore.Error{Op: opOpen, Key: cfg.Bucket, Kind: k, Hint: hint, Err: err}
@@ -47,6 +47,15 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		s.endpoint = strings.TrimRight(*e, "/")
 	}
 	s.name = storeName(cfg.Bucket, s.endpoint)
+	if k := cfg.Known; k != nil && k.Name == s.name {
+		if k.Region != ac.Region {
+			s.transport.CloseIdleConnections()
+			ac.Region = k.Region
+			s.client, s.transport = newClient(ac, cfg)
+		}
+		s.learn(k.Server, k.Versions)
+		return s, nil
+	}
 
 	if !cfg.Anonymous {
 		if err := checkCredentials(ctx, s.client); err != nil {
@@ -70,10 +79,22 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		s.transport.CloseIdleConnections()
 		return nil, s.explain(err)
 	}
-	s.server = detectServer(cfg.Bucket, s.endpoint, header.Get("Server"))
-	s.caps = capsOf(s.server)
+	s.learn(header.Get("Server"), false)
 	s.caps.Versions = s.keepsVersions(ctx)
 	return s, nil
+}
+
+// learn takes in what the server calls itself, and what follows from that.
+func (s *Store) learn(serverHeader string, versions bool) {
+	s.called = serverHeader
+	s.server = detectServer(s.cfg.Bucket, s.endpoint, serverHeader)
+	s.caps = capsOf(s.server)
+	s.caps.Versions = versions
+}
+
+// Known is what Open has asked, for Config.Known.
+func (s *Store) Known() Known {
+	return Known{Name: s.name, Region: s.Region(), Server: s.called, Versions: s.caps.Versions}
 }
 
 const noCredentials = "no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a profile, or give --no-sign-request for a public bucket"

@@ -1,6 +1,7 @@
 package s3_test
 
 import (
+	"context"
 	"strings"
 	"testing"
 
@@ -87,5 +88,34 @@ func TestStoreVersions(t *testing.T) {
 				return st
 			}, features(k))
 		})
+	}
+}
+
+// TestKnown: what Open found out serves a later Open, which asks nothing, and is the same store.
+func TestKnown(t *testing.T) {
+	srv := s3test.StartOptionsTB(t, s3test.Options{Kind: s3test.MinIO, Dir: t.TempDir(), Versioning: true})
+	useServer(t, srv)
+	b := srv.BucketTB(t)
+	if err := srv.EnableVersioning(t.Context(), b); err != nil {
+		t.Fatal(err)
+	}
+	first := mustOpen(t, s3.Config{Bucket: b})
+	known := first.Known()
+	none, cancel := context.WithCancel(t.Context())
+	cancel() // no request can be made
+	second, err := s3.Open(none, s3.Config{Bucket: b, Known: &known})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.Close()
+	if second.String() != first.String() || second.Caps() != first.Caps() || second.Region() != first.Region() || second.Known() != known {
+		t.Errorf("got %v %+v %q, want %v %+v %q", second, second.Caps(), second.Region(), first, first.Caps(), first.Region())
+	}
+	if _, err := second.Put(t.Context(), "k", storetest.NewSource([]byte("x")), objstore.PutOptions{}); err != nil {
+		t.Errorf("put: %v", err)
+	}
+	// Of another bucket it says nothing.
+	if _, err := s3.Open(none, s3.Config{Bucket: "another", Known: &known}); err == nil {
+		t.Error("a bucket that nothing is known of was not asked")
 	}
 }

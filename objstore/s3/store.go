@@ -22,6 +22,7 @@ type Store struct {
 	name      string // String()
 	bucket    *string
 	endpoint  string // "" on AWS
+	called    string // what the server calls itself
 	server    server
 	caps      objstore.Caps
 	sse       customerKey
