@@ -30,6 +30,9 @@ type Config struct {
 	Level slog.Level
 	// Signals, when not nil, is read in place of the process's own SIGTERM, SIGINT and SIGHUP.
 	Signals <-chan os.Signal
+	// KeepOOMScore leaves the process as likely a victim of the OOM killer as it is. Otherwise a
+	// privileged keeper is the last to be killed, and its workers have the score that it had.
+	KeepOOMScore bool
 	// Times are for tests; what is zero is as DefaultTimes.
 	Times Times
 }

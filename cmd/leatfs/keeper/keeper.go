@@ -119,7 +119,9 @@ func newKeeper(cfg Config) (*keeper, error) {
 		k.log.Warn("systemd is told nothing", "error", err)
 	}
 	k.oom = newOOMCounter()
-	k.oomScore = protectFromOOM()
+	if !cfg.KeepOOMScore {
+		k.oomScore = protectFromOOM()
+	}
 	for name, fd := range storedFiles() {
 		if err := k.held.put(name, fd); err != nil {
 			k.log.Warn("a descriptor of the store is dropped", "error", err)

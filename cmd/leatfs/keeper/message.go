@@ -101,6 +101,7 @@ type News struct {
 	LastDeathAt  time.Time
 	Upgrades     int // upgrades that worked
 	LastUpgrade  time.Time
+	UpgradeTries int    // upgrades that have ended, those that did not work too
 	UpgradeError string // why the last upgrade did not work, one line; empty when it did
 }
 

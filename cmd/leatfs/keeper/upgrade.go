@@ -132,6 +132,7 @@ func (k *keeper) upgradeFailed(err error) {
 		up.bin.close()
 	}
 	k.log.Error("the upgrade did not work; the old program goes on", "program", k.cfg.Exe, "error", err)
+	k.news.UpgradeTries++
 	k.news.UpgradeError = oneLine(fmt.Sprintf("upgrade to %s: %v; the old program goes on", k.cfg.Exe, err))
 	k.tellNews()
 	if k.notified && !k.stopping {
@@ -151,6 +152,7 @@ func (k *keeper) upgraded(w *worker) {
 	k.up = nil
 	k.backoff = backoff{times: &k.times}
 	k.news.Upgrades++
+	k.news.UpgradeTries++
 	k.news.LastUpgrade = time.Now()
 	k.news.UpgradeError = ""
 	k.log.Info("upgrade done", "worker", w.pid())
