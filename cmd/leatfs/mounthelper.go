@@ -32,9 +32,7 @@ func runAs(ctx context.Context, argv []string, stdout, stderr io.Writer) int {
 	if len(argv) == 0 {
 		return run(ctx, nil, stdout, stderr)
 	}
-	switch filepath.Base(argv[0]) {
-	case "mount.fuse.leatfs", "mount.leatfs":
-	default:
+	if !isHelper(argv) {
 		return run(ctx, argv[1:], stdout, stderr)
 	}
 	args, err := helperArgs(argv)
@@ -52,6 +50,16 @@ func runAs(ctx context.Context, argv []string, stdout, stderr io.Writer) int {
 		return exitHelperUsage
 	}
 	return exitHelperFailed
+}
+
+// isHelper tells a call by mount(8) from any other, also from one that this program makes of
+// itself by the name that it was called by: what is to be mounted is never named "mount".
+func isHelper(argv []string) bool {
+	switch filepath.Base(argv[0]) {
+	case "mount.fuse.leatfs", "mount.leatfs":
+		return len(argv) < 2 || argv[1] != "mount"
+	}
+	return false
 }
 
 // helperCall is the command line of a mount helper.

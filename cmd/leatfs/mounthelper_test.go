@@ -90,6 +90,7 @@ func TestRunAs(t *testing.T) {
 		{"ordinary, wrong", []string{"leatfs", "no-such-command"}, exitUsage, "no-such-command"},
 		{"wrong option", []string{"mount.fuse.leatfs", "s3://b", "/", "-o", "quota"}, exitHelperUsage, `"quota" is not known`},
 		{"wrong value", []string{"mount.leatfs", "s3://b", "/", "-o", "uid=x"}, exitHelperUsage, "uid"},
+		{"its own child", []string{"/sbin/mount.fuse.leatfs", "mount", "--no-such-flag"}, exitUsage, "no-such-flag"},
 		{"fails", []string{"mount.fuse.leatfs", "s3://b", "/no/such/place"}, exitHelperFailed, "/no/such/place does not exist"},
 		{"fake", []string{"mount.fuse.leatfs", "s3://b", "/no/such/place", "-f"}, exitOK, ""},
 	} {
