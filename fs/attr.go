@@ -52,8 +52,9 @@ func (f *FS) Getattr(ctx context.Context, node NodeID) (Attr, time.Duration, err
 	if node == RootNode {
 		return f.attr(&f.root), f.opt.TTL, nil
 	}
-	if in, ok := f.open.inode(node); ok {
-		return f.attr(&in), f.opt.TTL, nil
+	if o := f.open.get(node); o != nil {
+		in, err := f.versionOf(o)
+		return f.attr(&in), f.opt.TTL, err
 	}
 	in, err := f.fresh(ctx, node)
 	if err != nil {

@@ -38,3 +38,12 @@ func (e *PathError) Error() string { return fmt.Sprintf("%s %s: %v", e.Op, e.Pat
 
 // Unwrap returns the cause.
 func (e *PathError) Unwrap() error { return e.Err }
+
+// requestOf returns the number that the kernel gave the request behind ctx, 0 when there is
+// none, and whether another process was sent it before.
+func requestOf(ctx context.Context) (unique uint64, resent bool) {
+	if c, ok := ctx.(interface{ Request() (uint64, bool) }); ok {
+		return c.Request()
+	}
+	return 0, false
+}

@@ -21,6 +21,7 @@ import (
 
 	"github.com/leatfs/leatfs/cache"
 	"github.com/leatfs/leatfs/fs/meta"
+	"github.com/leatfs/leatfs/fs/session"
 	"github.com/leatfs/leatfs/objstore"
 	"github.com/leatfs/leatfs/prefetch"
 )
@@ -101,9 +102,10 @@ type FS struct {
 	negatives *expiring // names lately found missing
 	staleHits *expiring // directories with stale names, see relist
 
-	open    openTable
-	changes chan change // to the notifier; see notify.go
-	stats   counters
+	open       openTable
+	ownSession *session.Session // when the caller gave none
+	changes    chan change      // to the notifier; see notify.go
+	stats      counters
 }
 
 type counters struct {
@@ -122,10 +124,13 @@ type Config struct {
 	Engine   *prefetch.Engine
 	Backing  Backing  // nil: no passthrough
 	Notifier Notifier // nil: the kernel is not told of changes
+	// Session holds what the kernel has open, for the next process; New takes from it what
+	// the one before had opened. nil: nobody is to go on with this mount.
+	Session *session.Session
 }
 
-// New makes the file system of cfg. The caller keeps DB, Cache, Store and Engine and closes
-// them after Close.
+// New makes the file system of cfg. The caller keeps DB, Cache, Store, Engine and Session and
+// closes them after Close.
 func New(cfg Config) (*FS, error) {
 	root, err := cfg.DB.Origin(cfg.Store.String()+"/"+cfg.Prefix, cfg.Prefix)
 	if err != nil {
@@ -143,8 +148,16 @@ func New(cfg Config) (*FS, error) {
 		f.opt.Now = time.Now
 	}
 	f.began = f.now()
+	s := cfg.Session
+	if s == nil {
+		if s, err = session.Create(); err != nil {
+			return nil, err
+		}
+		f.ownSession = s
+	}
 	f.ctx, f.cancel = context.WithCancel(context.Background())
-	f.open.init(cfg.Backing)
+	f.open.init(cfg.Backing, s)
+	f.restore()
 	f.cache.SetReclaim(f.open.reclaim)
 	f.cache.SetDamaged(f.damaged)
 	f.wg.Add(2)
@@ -155,12 +168,21 @@ func New(cfg Config) (*FS, error) {
 
 // Close stops background work and waits for it. Open files must have been released, or
 // are released now.
-func (f *FS) Close() {
+func (f *FS) Close() error { return f.close(false) }
+
+// Leave is Close of a mount that goes on: what is open stays so for the next process.
+func (f *FS) Leave() error { return f.close(true) }
+
+func (f *FS) close(leave bool) error {
 	f.cancel()
 	f.wg.Wait()
 	f.cache.SetReclaim(func(cache.ID) bool { return true })
 	f.cache.SetDamaged(func(cache.Identity) {})
-	f.open.closeAll()
+	f.open.closeAll(leave)
+	if f.ownSession != nil {
+		return f.ownSession.Close()
+	}
+	return nil
 }
 
 // now in nanoseconds since 1970.
@@ -194,6 +216,15 @@ func (f *FS) path(dir meta.Ino, name string) string {
 		dir = in.Parent
 	}
 	return "/" + p
+}
+
+// PathOf is the path of a node for messages.
+func (f *FS) PathOf(n NodeID) string {
+	in, err := f.inode(n)
+	if err != nil {
+		return fmt.Sprintf("node %#x", uint64(n))
+	}
+	return f.path(in.Parent, in.Name)
 }
 
 // key is the object key of a file inode.

@@ -118,7 +118,9 @@ func (r *rig) start(t fatal) {
 
 func (r *rig) stop(t fatal) {
 	t.Helper()
-	r.fs.Close()
+	if err := r.fs.Close(); err != nil {
+		t.Fatalf("close: %v", err)
+	}
 	if r.kernel != nil && len(r.kernel.files) > 0 {
 		t.Fatalf("%d files still registered for passthrough", len(r.kernel.files))
 	}
@@ -204,7 +206,7 @@ func (h *handle) all() ([]byte, error) {
 	return out, nil
 }
 
-func (h *handle) close() { h.r.fs.Release(h.node, h.o.FH) }
+func (h *handle) close() { h.r.fs.Release(h.o.FH) }
 
 // list reads a directory to its end, as many small readdir calls, and returns its names;
 // directories end in "/".

@@ -12,7 +12,7 @@ import (
 
 // Opened is the answer to an open.
 type Opened struct {
-	FH uint64 // unique for the life of the mount
+	FH uint64 // unique for the life of the mount, whatever process serves it
 	// Passthrough: the kernel shall read the file registered as Backing itself. Otherwise it
 	// asks Read, and may keep what it has cached of the node: a node id is one version.
 	Passthrough bool
@@ -27,11 +27,19 @@ type Opened struct {
 // generation and the answer is ErrStale: the kernel looks the name up again and opens the new
 // node, which it reads itself, while the old handles stay as they are.
 //
+// An open that the process before this one carried out, and did not come to answer, is not
+// carried out again: it gets the handle that it got.
+//
 // Errors: ErrStale also when the object has changed, ErrReadOnly for any open for writing,
 // ErrIsDir, or the origin's.
 func (f *FS) Open(ctx context.Context, node NodeID, flags int) (Opened, error) {
 	if flags&(os.O_WRONLY|os.O_RDWR|os.O_TRUNC|os.O_APPEND|os.O_CREATE) != 0 {
 		return Opened{}, ErrReadOnly
+	}
+	if unique, resent := requestOf(ctx); resent {
+		if o, ok := f.open.made(node, unique); ok {
+			return o, nil
+		}
 	}
 	o, err := f.openNode(ctx, node)
 	if errors.Is(err, ErrWouldWait) {
@@ -62,7 +70,7 @@ func (f *FS) openNode(ctx context.Context, node NodeID) (Opened, error) {
 	}
 	in, err = f.fresh(ctx, node)
 	if errors.Is(err, ErrStale) && in.Ino != 0 {
-		return f.reopen(node, &in)
+		return f.reopen(ctx, node, &in)
 	}
 	if err != nil {
 		return Opened{}, err
@@ -78,7 +86,10 @@ func (f *FS) openNode(ctx context.Context, node NodeID) (Opened, error) {
 
 // openFresh opens the present node of an inode. The caller is the only one to open it.
 func (f *FS) openFresh(ctx context.Context, node NodeID, in *meta.Inode) (Opened, error) {
-	o := f.open.peek(node)
+	o, err := f.revived(ctx, f.open.peek(node))
+	if err != nil {
+		return Opened{}, err
+	}
 	if o != nil && f.outdated(o) && !f.open.drop(node) {
 		_, err := f.db.Update(in.Ino, func(in *meta.Inode) error {
 			if in.Gen == node.Gen() {
@@ -96,7 +107,12 @@ func (f *FS) openFresh(ctx context.Context, node NodeID, in *meta.Inode) (Opened
 		}
 	}
 	if o != nil {
-		if fh := f.open.join(o); fh != 0 {
+		unique, _ := requestOf(ctx)
+		fh, err := f.open.join(o, unique)
+		if err != nil {
+			return Opened{}, err
+		}
+		if fh != 0 {
 			if o.obj != nil {
 				o.obj.Use()
 			}
@@ -121,8 +137,15 @@ func (f *FS) outdated(o *openNode) bool {
 // reopen is an open of a node id that is no longer its inode's: through /proc/self/fd, or
 // because another open has just switched it. Handles of the same version may be added to
 // those that are open; anything else has to be looked up again.
-func (f *FS) reopen(node NodeID, in *meta.Inode) (Opened, error) {
-	o, fh := f.open.joinOpen(node, &in.Object)
+func (f *FS) reopen(ctx context.Context, node NodeID, in *meta.Inode) (Opened, error) {
+	if _, err := f.revive(ctx, node); err != nil {
+		return Opened{}, err
+	}
+	unique, _ := requestOf(ctx)
+	o, fh, err := f.open.joinOpen(node, &in.Object, unique)
+	if err != nil {
+		return Opened{}, err
+	}
 	if fh == 0 {
 		f.open.drop(node)
 		return Opened{}, ErrStale
@@ -145,7 +168,13 @@ func (f *FS) openNew(ctx context.Context, node NodeID, in *meta.Inode) (Opened, 
 			return Opened{}, err
 		}
 	}
-	return opened(o, f.open.add(o)), nil
+	unique, _ := requestOf(ctx)
+	fh, err := f.open.add(o, unique)
+	if err != nil {
+		f.open.close(o)
+		return Opened{}, err
+	}
+	return opened(o, fh), nil
 }
 
 // attach gives o its object, fetched when it is small, and lends it to the kernel when it
@@ -228,9 +257,8 @@ func (f *FS) fetchFailed(ctx context.Context, o *openNode, err error) error {
 	return ErrStale
 }
 
-// Release closes a handle. It may be called once for each Open; a handle that is unknown is
-// ignored.
-func (f *FS) Release(node NodeID, fh uint64) {
+// Release closes a handle. One that is unknown, or was released before, is ignored.
+func (f *FS) Release(fh uint64) {
 	f.engine.Close(fh)
-	f.open.release(node)
+	f.open.release(fh)
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/leatfs/leatfs/cache"
 	"github.com/leatfs/leatfs/fs/meta"
+	"github.com/leatfs/leatfs/fs/session"
 )
 
 // openNode is a node id with at least one handle, or whose backing id is kept for the next
@@ -18,27 +19,32 @@ type openNode struct {
 	inode   meta.Inode    // as it was at the first open: the version that is served
 	obj     *cache.Object // nil for an empty file
 	backing int32         // valid when passthrough
+	ref     uint32        // its record in the session
 	file    cache.ID      // the file that is lent; the object gets another when it is damaged
 	pass    bool          // the kernel reads the cache file itself
 	noPass  bool          // registering it failed: the daemon serves it to the end
 	failed  failure       // of a read, lately
-	lent    bool          // obj.Lend was called and is to be returned
-	handles int           // guarded by openTable.mu
-	dead    bool          // not to be kept after its last close; guarded by openTable.mu
-	idle    *list.Element // in openTable.kept while handles == 0
+	// restored: the process before this one opened it. inode and obj are not known; revive
+	// finds them when they are needed, and puts another openNode in this one's place.
+	restored bool
+	lent     bool          // obj.Lend was called and is to be returned
+	handles  int           // guarded by openTable.mu
+	dead     bool          // not to be kept after its last close; guarded by openTable.mu
+	idle     *list.Element // in openTable.kept while handles == 0
 }
 
 // openTable holds the open nodes. mu is held over map changes only, never over a request or
-// a system call that may wait.
+// a system call that may wait. What the kernel believes to be open also stands in the session,
+// from where restore takes it.
 type openTable struct {
-	backing Backing
+	backing Backing // nil: nothing new is given to the kernel
+	session *session.Session
 
 	mu      sync.Mutex
 	nodes   map[NodeID]*openNode   // by mu
 	byFile  map[cache.ID]*openNode // passthrough nodes, by mu
 	kept    *list.List             // *openNode with no handle, oldest first; by mu
 	opening map[NodeID]*opening    // by mu; see begin
-	nextFH  uint64                 // by mu
 	handles int                    // by mu
 }
 
@@ -47,13 +53,12 @@ type openTable struct {
 // the cache asks for it back, the file's space.
 const maxKept = 16384
 
-func (t *openTable) init(b Backing) {
-	t.backing = b
+func (t *openTable) init(b Backing, s *session.Session) {
+	t.backing, t.session = b, s
 	t.nodes = make(map[NodeID]*openNode)
 	t.byFile = make(map[cache.ID]*openNode)
 	t.kept = list.New()
 	t.opening = make(map[NodeID]*opening)
-	t.nextFH = 1
 }
 
 // opening is an open under way. err is set before done is closed.
@@ -104,52 +109,71 @@ func (t *openTable) peek(n NodeID) *openNode {
 	return t.nodes[n]
 }
 
-// join adds a handle to o; 0 when it is in the table no more.
-func (t *openTable) join(o *openNode) (fh uint64) {
+// join adds a handle, made by the request unique, to o; 0 when it is in the table no more.
+func (t *openTable) join(o *openNode, unique uint64) (fh uint64, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.nodes[o.node] != o {
-		return 0
+		return 0, nil
 	}
-	return t.addHandle(o)
+	return t.addHandle(o, unique)
 }
 
 // joinOpen adds a handle to a node that has handles already and is of the version given.
-func (t *openTable) joinOpen(n NodeID, version *meta.Object) (o *openNode, fh uint64) {
+func (t *openTable) joinOpen(n NodeID, version *meta.Object, unique uint64) (o *openNode, fh uint64, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	o = t.nodes[n]
 	if o == nil || o.handles == 0 || o.inode.Object.ETag != version.ETag || o.inode.Object.Size != version.Size {
-		return nil, 0
+		return nil, 0, nil
 	}
-	return o, t.addHandle(o)
+	fh, err = t.addHandle(o, unique)
+	return o, fh, err
 }
 
-func (t *openTable) addHandle(o *openNode) uint64 {
+func (t *openTable) addHandle(o *openNode, unique uint64) (fh uint64, err error) {
+	if fh, err = t.session.NewHandle(uint64(o.node), unique); err != nil {
+		return 0, err
+	}
 	if o.idle != nil {
 		t.kept.Remove(o.idle)
 		o.idle = nil
 	}
 	o.handles++
 	t.handles++
-	t.nextFH++
-	return t.nextFH
+	return fh, nil
 }
 
 // add puts a new node in the table, with its first handle.
-func (t *openTable) add(o *openNode) (fh uint64) {
+func (t *openTable) add(o *openNode, unique uint64) (fh uint64, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if fh, err = t.addHandle(o, unique); err == nil {
+		t.put(o)
+	}
+	return fh, err
+}
+
+// put enters o. By mu.
+func (t *openTable) put(o *openNode) {
 	t.nodes[o.node] = o
 	if o.pass {
 		t.byFile[o.file] = o
 	}
-	return t.addHandle(o)
 }
 
-// release drops a handle. The last one of a passthrough node keeps its backing id; of
-// others it gives everything back.
-func (t *openTable) release(n NodeID) {
+// release drops a handle; one that is not known, or was released before, is ignored. The last
+// one of a passthrough node keeps its backing id; of others it gives everything back.
+func (t *openTable) release(fh uint64) {
+	n, ok := t.session.FreeHandle(fh)
+	if !ok {
+		return
+	}
+	t.handleGone(NodeID(n))
+}
+
+// handleGone counts a handle of a node less.
+func (t *openTable) handleGone(n NodeID) {
 	var drop []*openNode
 	t.mu.Lock()
 	o := t.nodes[n]
@@ -190,8 +214,21 @@ func (t *openTable) remove(o *openNode) *openNode {
 
 func (t *openTable) close(o *openNode) {
 	if o.pass {
-		t.backing.Unregister(o.backing)
+		t.unregister(o.backing, o.ref)
 	}
+	t.letGo(o)
+}
+
+// unregister takes a file back from the kernel.
+func (t *openTable) unregister(id int32, ref uint32) {
+	if t.backing != nil {
+		t.backing.Unregister(id)
+	}
+	t.session.FreeBacking(ref)
+}
+
+// letGo gives back what o holds in this process.
+func (t *openTable) letGo(o *openNode) {
 	if o.lent {
 		o.obj.Return()
 	}
@@ -220,14 +257,6 @@ func (t *openTable) nodesOf(ino meta.Ino) (out []NodeID) {
 		}
 	}
 	return out
-}
-
-// inode returns the inode that an open node serves.
-func (t *openTable) inode(n NodeID) (meta.Inode, bool) {
-	if o := t.get(n); o != nil {
-		return o.inode, true
-	}
-	return meta.Inode{}, false
 }
 
 // reclaim gives back a kept backing id whose file the cache wants to remove. False when the
@@ -269,8 +298,9 @@ func (t *openTable) drop(n NodeID) bool {
 	return true
 }
 
-// closeAll gives everything back, at the end of the mount.
-func (t *openTable) closeAll() {
+// closeAll gives everything back, at the end of the mount. With leave the mount goes on under
+// another process, and what the kernel and the session know stays.
+func (t *openTable) closeAll(leave bool) {
 	t.mu.Lock()
 	var all []*openNode
 	for _, o := range t.nodes {
@@ -282,7 +312,11 @@ func (t *openTable) closeAll() {
 	t.handles = 0
 	t.mu.Unlock()
 	for _, o := range all {
-		t.close(o)
+		if leave {
+			t.letGo(o)
+		} else {
+			t.close(o)
+		}
 	}
 }
 
@@ -299,14 +333,14 @@ func (t *openTable) register(o *openNode) error {
 		return err
 	}
 	o.lent, o.file = true, o.obj.ID()
-	id, err := t.backing.Register(file)
+	b, err := t.session.NewBacking(uint64(o.node), uint64(o.file), func() (int32, error) { return t.backing.Register(file) })
 	closeFile(file)
 	if err != nil {
 		o.obj.Return()
 		o.lent, o.noPass = false, true
 		return err
 	}
-	o.backing, o.pass = id, true
+	o.backing, o.ref, o.pass = b.ID, b.Ref, true
 	return nil
 }
 

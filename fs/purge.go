@@ -21,7 +21,7 @@ func (f *FS) purgeLoop() {
 		case <-t.C:
 		}
 		for f.ctx.Err() == nil {
-			n, err := f.db.Purge(f.now()-int64(purgeAfter), purgeBatch, nil)
+			n, err := f.db.Purge(f.now()-int64(purgeAfter), purgeBatch, f.open.holds)
 			if err != nil {
 				f.log.Warn("removed names and replaced versions stay in the index", "err", err)
 			}

@@ -19,6 +19,15 @@ func (f *FS) Read(ctx context.Context, node NodeID, fh uint64, off, n int64, pid
 	if o == nil {
 		return nil, ErrBadHandle
 	}
+	if o.restored {
+		var err error
+		if o, err = f.revive(ctx, node); err != nil {
+			return nil, err
+		}
+		if o == nil {
+			return nil, ErrBadHandle
+		}
+	}
 	if o.obj == nil || off >= o.inode.Object.Size || n <= 0 {
 		return &cache.Data{}, nil
 	}

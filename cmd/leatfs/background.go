@@ -21,15 +21,15 @@ type readyMessage struct {
 	Usage bool
 }
 
-// startBackground starts this program again as a daemon of its own session, and waits until
-// its mount answers or it says why not. When ctx ends before, the daemon is told to end too.
+// startBackground starts the keeper of a mount in a session of its own, and waits until the
+// mount answers or it says why not. When ctx ends before, the keeper is told to end too.
 func startBackground(ctx context.Context, args []string) error {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return err
 	}
 	defer func() { _ = r.Close() }()
-	exe, err := os.Executable()
+	exe, err := executable()
 	if err != nil {
 		return err
 	}
@@ -38,7 +38,7 @@ func startBackground(ctx context.Context, args []string) error {
 		return err
 	}
 	defer func() { _ = null.Close() }()
-	cmd := exec.Command(exe, args...)
+	cmd := exec.Command(exe, keeperLine(args)...)
 	cmd.Env = append(os.Environ(), readyEnv+"=3")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = null, null, null
 	cmd.ExtraFiles = []*os.File{w}
@@ -84,14 +84,10 @@ func readyPipe() *os.File {
 }
 
 // report sends the one message and closes the pipe.
-func report(pipe *os.File, err error) {
-	if pipe == nil {
-		return
-	}
-	msg := readyMessage{OK: err == nil}
+func report(pipe *os.File, err error, usage bool) {
+	msg := readyMessage{OK: err == nil, Usage: usage}
 	if err != nil {
-		var usage usageError
-		msg.Error, msg.Usage = err.Error(), errors.As(err, &usage)
+		msg.Error = err.Error()
 	}
 	b, merr := json.Marshal(msg)
 	if merr == nil {

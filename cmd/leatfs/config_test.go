@@ -13,7 +13,7 @@ import (
 func flagValues() map[string]string {
 	return map[string]string{
 		"cache-dir": "/nvme/a", "cache-size": "123456789", "memory": "300MiB", "passthrough": "off",
-		"endpoint-url": "http://localhost:9000", "region": "eu-west-1", "profile": "p", "no-sign-request": "true",
+		"endpoint-url": "http://localhost:9000", "region": "eu-west-1", "profile": "p", "no-sign-request": "true", "no-resend": "true",
 		"path-style": "on", "requester-pays": "true", "sse-c-key-file": "/etc/key", "ttl": "1h30m0s", "immutable": "true",
 		"read-only": "true", "allow-other": "true", "uid": "1234", "gid": "4321", "umask": "027", "small-object": "0",
 		"read-ahead": "512KiB", "options": "noexec", "foreground": "true", "log-file": "/var/log/leatfs.log",
@@ -87,7 +87,7 @@ func TestAgain(t *testing.T) {
 	if err := g.Parse(c.again(f)); err != nil {
 		t.Fatal(err)
 	}
-	if args := g.Args(); len(args) != 2 || args[0] != "s3://b" || args[1] != "/mnt" {
+	if args := g.Args(); len(args) != 3 || args[0] != "mount" || args[1] != "s3://b" || args[2] != "/mnt" {
 		t.Errorf("arguments %q", g.Args())
 	}
 	f.VisitAll(func(x *pflag.Flag) {

@@ -96,7 +96,8 @@ type control struct {
 	done   chan struct{} // closed when the server has ended
 }
 
-func startControl(mountpoint string, status func() Status, metrics prometheus.Gatherer, log *slog.Logger) (*control, error) {
+// listenControl makes the control socket of a mount.
+func listenControl(mountpoint string) (net.Listener, error) {
 	path := socketPath(mountpoint)
 	// A socket left by a daemon that died: nobody answers on it.
 	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
@@ -107,11 +108,24 @@ func startControl(mountpoint string, status func() Status, metrics prometheus.Ga
 		return nil, fmt.Errorf("control socket: %w", err)
 	}
 	l.(*net.UnixListener).SetUnlinkOnClose(false) // see stop
-	err = os.Chmod(path, 0o600)
-	file, serr := os.Lstat(path)
-	if err = errors.Join(err, serr); err != nil {
+	if err := os.Chmod(path, 0o600); err != nil {
 		return nil, errors.Join(fmt.Errorf("control socket: %w", err), l.Close(), os.Remove(path))
 	}
+	return l, nil
+}
+
+// takeListener is the control socket that the process before listened on: who asked meanwhile
+// has waited.
+func takeListener(f *os.File) (net.Listener, error) {
+	l, err := net.FileListener(f)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("control socket: %w", err), f.Close())
+	}
+	return l, f.Close()
+}
+
+// startControl answers on l, which it closes. status is what is told in JSON; metrics may be nil.
+func startControl(l net.Listener, status func() any, metrics prometheus.Gatherer, log *slog.Logger) *control {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -119,20 +133,27 @@ func startControl(mountpoint string, status func() Status, metrics prometheus.Ga
 			log.Debug("status not sent", "err", err)
 		}
 	})
-	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
-	c := &control{server: &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}, path: path, file: file, done: make(chan struct{})}
+	if metrics != nil {
+		mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
+	}
+	c := &control{server: &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}, path: l.Addr().String(), done: make(chan struct{})}
+	c.file, _ = os.Lstat(c.path) // nil when somebody has removed it
 	go func() {
 		defer close(c.done)
 		if err := c.server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-			log.Error("control socket ended", "path", path, "err", err)
+			log.Error("control socket ended", "path", c.path, "err", err)
 		}
 	}()
-	return c, nil
+	return c
 }
 
-func (c *control) stop() {
+// stop stops answering. The socket stays when another process goes on with it.
+func (c *control) stop(leave bool) {
 	_ = c.server.Close()
 	<-c.done
+	if leave || c.file == nil {
+		return
+	}
 	// After a lazy unmount another mount may be at the same place by now, and its socket here.
 	if now, err := os.Lstat(c.path); err == nil && os.SameFile(now, c.file) {
 		_ = os.Remove(c.path)

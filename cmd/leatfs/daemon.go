@@ -2,12 +2,15 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -15,45 +18,60 @@ import (
 
 	"github.com/leatfs/leatfs/cache"
 	"github.com/leatfs/leatfs/cache/buf"
+	"github.com/leatfs/leatfs/cmd/leatfs/keeper"
 	"github.com/leatfs/leatfs/fs"
 	"github.com/leatfs/leatfs/fs/fuse"
 	"github.com/leatfs/leatfs/fs/meta"
+	"github.com/leatfs/leatfs/fs/session"
 	"github.com/leatfs/leatfs/objstore"
+	"github.com/leatfs/leatfs/objstore/s3"
 	"github.com/leatfs/leatfs/objstore/stack"
 	"github.com/leatfs/leatfs/prefetch"
 )
 
-// daemon is a running mount. The fields are made by start in this order, and put away by
+// daemon is a running mount. The fields are made by begin in this order, and put away by
 // close in the reverse.
 type daemon struct {
-	cfg     *mountConfig
-	budget  budget
-	started time.Time
-	log     *slog.Logger
-	logFile *logFile // nil in the foreground
-	dirs    []cacheDir
-	origin  objstore.Store // bare; store closes it, once there is one
-	stack   *stack.Store   // for its counters
-	store   objstore.Store // what everybody asks
-	db      *meta.DB
-	pool    *buf.Pool
-	cache   *cache.Cache
-	engine  *prefetch.Engine
-	session *fuse.Session
-	fs      *fs.FS
-	metrics *prometheus.Registry
-	serving bool // requests are answered; endMount ends that
+	cfg  *mountConfig
+	link *keeper.Link
+	from keeper.Start // what it was started for, and with
+	// commands is what the keeper wants; closed when it is gone.
+	commands <-chan keeper.Command
+	beats    *beater
+	budget   budget
+	started  time.Time
+	log      *slog.Logger
+	logFile  *logFile // nil in the foreground
+	dirs     []cacheDir
+	memory   *session.Session // what the next process will want to know
+	info     session.Info     // what the last one said of the mount, when it is taken over
+	origin   objstore.Store   // bare; store closes it, once there is one
+	stack    *stack.Store     // for its counters
+	store    objstore.Store   // what everybody asks
+	db       *meta.DB
+	pool     *buf.Pool
+	cache    *cache.Cache
+	engine   *prefetch.Engine
+	session  *fuse.Session
+	fs       *fs.FS
+	control  net.Listener
+	metrics  *prometheus.Registry
+	serving  bool        // requests are answered; endMount ends that
+	leaving  bool        // close leaves the mount to another process
+	orphan   atomic.Bool // the keeper has died
 
 	closers []func() error // in the order made
-	served  chan struct{}  // closed when the mount has ended
+	served  chan struct{}  // closed when the mount has ended, or was left
 }
 
-// start brings a mount up. When it fails nothing is left behind, and the error is one line
-// that says what and what to do.
-func start(ctx context.Context, c *mountConfig) (d *daemon, err error) {
-	d = &daemon{cfg: c, started: time.Now(), served: make(chan struct{})}
+// begin brings a mount up, or takes one over. When it fails nothing is left behind that was not
+// there, and the error is one line that says what and what to do. nil and no error: it was told
+// to stop before it had begun.
+func begin(ctx context.Context, c *mountConfig, link *keeper.Link, beats *beater, commands <-chan keeper.Command) (d *daemon, err error) {
+	d = &daemon{cfg: c, link: link, from: link.Start(), beats: beats, commands: commands, started: time.Now(), served: make(chan struct{})}
 	defer func() {
 		if err != nil {
+			d.leaving = d.from.Mode != keeper.ModeMount
 			err = errors.Join(err, d.close())
 			for _, dir := range d.dirs {
 				dir.undo()
@@ -65,14 +83,80 @@ func start(ctx context.Context, c *mountConfig) (d *daemon, err error) {
 		return d, err
 	}
 	d.budget.apply()
-	for _, step := range []func(context.Context) error{
-		d.checkDirs, d.openOrigin, d.openLog, d.openStore, d.openCache, d.mountAndServe,
-	} {
+	steps := []func(context.Context) error{
+		d.checkDirs, d.openOrigin, d.openLog, d.openSession, d.openStore, d.openCache, d.mountAndServe,
+	}
+	if d.from.Mode != keeper.ModeMount {
+		steps = []func(context.Context) error{
+			d.inspect, d.openOrigin, d.standBy, d.checkDirs, d.openLog, d.openSession, d.openStore, d.openCache, d.takeOver,
+		}
+	}
+	for _, step := range steps {
 		if err := step(ctx); err != nil {
+			if errors.Is(err, errStopped) {
+				return nil, d.close()
+			}
 			return d, err
 		}
 	}
 	return d, nil
+}
+
+// errStopped: the keeper wants this process no more.
+var errStopped = errors.New("stopped")
+
+// inspect makes sure that this program understands the mount.
+func (d *daemon) inspect(context.Context) error {
+	if d.from.Device == nil || d.from.Session == nil {
+		return errors.New("the keeper holds no mount to go on with")
+	}
+	if err := session.Check(d.from.Session); err != nil {
+		return fmt.Errorf("this version cannot go on with the mount: %w; unmount it and mount it again", err)
+	}
+	var err error
+	if d.info, err = session.Read(d.from.Session); err != nil {
+		return fmt.Errorf("this version cannot go on with the mount: %w; unmount it and mount it again", err)
+	}
+	log, err := newLogger(os.Stderr, d.cfg.logLevel, d.cfg.logJSON)
+	if err != nil {
+		return err
+	}
+	return fuse.Check(d.fuseOptions(log), &d.info)
+}
+
+// standBy waits, for an upgrade, until the old process has left.
+func (d *daemon) standBy(ctx context.Context) error {
+	if d.from.Mode != keeper.ModeStandby {
+		return nil
+	}
+	if err := d.link.Prepared(); err != nil {
+		return err
+	}
+	for {
+		select {
+		case c, ok := <-d.commands:
+			if !ok || c != keeper.Go {
+				return errStopped
+			}
+			d.from.Blame = d.link.Start().Blame
+			return nil
+		case <-ctx.Done():
+			return errStopped
+		}
+	}
+}
+
+// openSession makes the memory that outlives this process, or takes it over.
+func (d *daemon) openSession(context.Context) (err error) {
+	if d.from.Mode == keeper.ModeMount {
+		d.memory, err = session.Create()
+	} else {
+		d.memory, err = session.Attach(d.from.Session)
+	}
+	if err == nil {
+		d.onClose(d.memory.Close)
+	}
+	return err
 }
 
 // mountAndServe mounts where nobody else has mounted since the mount point was looked at.
@@ -82,13 +166,58 @@ func (d *daemon) mountAndServe(ctx context.Context) error {
 		return err
 	}
 	defer unlock()
+	if d.cfg.deadMount() {
+		if err := fuse.Unmount(d.cfg.mountpoint, true); err != nil {
+			return err
+		}
+		d.log.Warn("removed a mount whose processes were all gone", "mountpoint", d.cfg.mountpoint)
+	}
 	if err := d.cfg.checkMountpoint(); err != nil {
 		return err
 	}
 	if err := d.mount(ctx); err != nil {
 		return err
 	}
-	return d.serve(ctx)
+	if err := d.serve(ctx); err != nil {
+		return err
+	}
+	if _, err := os.Stat(d.cfg.mountpoint); err != nil {
+		return fmt.Errorf("the mount does not answer: %w", err)
+	}
+	if err := d.session.SetReadAhead(); err != nil {
+		d.log.Info("the kernel's readahead stays as it is; reads of files not yet whole in the cache are slower", "err", err)
+	}
+	d.log.Info("mounted", "source", d.cfg.url.String(), "mountpoint", d.cfg.mountpoint, "version", version,
+		"passthrough", d.session.Passthrough(), "memory", humanBytes(d.budget.total), "go", runtime.Version())
+	return nil
+}
+
+// takeOver goes on with a mount.
+func (d *daemon) takeOver(ctx context.Context) error {
+	var err error
+	if d.session, err = fuse.TakeOver(d.fuseOptions(d.log), d.from.Device, d.memory, d.from.Blame); err != nil {
+		return err
+	}
+	d.onClose(d.session.Close)
+	if d.from.Control != nil {
+		if d.control, err = takeListener(d.from.Control); err != nil {
+			return err
+		}
+	} else if err := d.listen(); err != nil {
+		return err
+	}
+	if err := d.handOver(); err != nil {
+		return err
+	}
+	if err := d.openFS(); err != nil {
+		return err
+	}
+	if err := d.serve(ctx); err != nil {
+		return err
+	}
+	d.log.Info("goes on with the mount", "mountpoint", d.cfg.mountpoint, "version", version, "process", os.Getpid(),
+		"number", d.memory.Epoch(), "after", time.Since(d.started).Round(time.Millisecond))
+	return nil
 }
 
 func (d *daemon) onClose(f func() error) { d.closers = append(d.closers, f) }
@@ -100,7 +229,7 @@ func (d *daemon) close() error {
 	}
 	d.closers = nil
 	err := errors.Join(errs...)
-	if d.serving {
+	if d.serving && !d.leaving {
 		d.log.Info("ended")
 	}
 	if d.logFile != nil {
@@ -133,11 +262,7 @@ func (d *daemon) openLog(context.Context) (err error) {
 		d.log, err = newLogger(os.Stderr, c.logLevel, c.logJSON)
 		return err
 	}
-	path := c.logFile
-	if path == "" {
-		path = filepath.Join(c.cacheDirs[0], cacheLog)
-	}
-	if d.logFile, err = openLog(path); err != nil {
+	if d.logFile, err = openLog(c.logPath()); err != nil {
 		return err
 	}
 	d.log, err = newLogger(d.logFile, c.logLevel, c.logJSON)
@@ -187,19 +312,34 @@ func (d *daemon) maintain() {
 	d.onClose(func() error { cancel(); <-done; return nil })
 }
 
-func (d *daemon) mount(context.Context) error {
+func (d *daemon) fuseOptions(log *slog.Logger) fuse.Options {
 	c := d.cfg
-	var err error
-	d.session, err = fuse.Mount(fuse.Options{
-		Mount: fuse.MountOptions{Mountpoint: c.mountpoint, Source: d.cfg.url.String(), AllowOther: c.allowOther,
+	o := fuse.Options{
+		Mount: fuse.MountOptions{Mountpoint: c.mountpoint, Source: c.url.String(), AllowOther: c.allowOther,
 			ReadOnly: true, Extra: c.fuseOptions},
-		Log:          d.log,
+		Log:          log,
 		Passthrough:  c.passthrough == "auto",
-		StackedCache: d.cache.Stacked(),
 		ReadAheadKiB: int(c.readAhead >> 10),
 		Debug:        c.fuseDebug,
-	})
-	if err != nil {
+		NoResend:     c.noResend,
+	}
+	if d.cache != nil {
+		o.StackedCache = d.cache.Stacked()
+	}
+	return o
+}
+
+func (d *daemon) mount(context.Context) error {
+	c := d.cfg
+	var known []byte
+	if s, ok := d.origin.(*s3.Store); ok {
+		var err error
+		if known, err = json.Marshal(s.Known()); err != nil {
+			return err
+		}
+	}
+	var err error
+	if d.session, err = fuse.Mount(d.fuseOptions(d.log), d.memory, known); err != nil {
 		return err
 	}
 	d.onClose(func() error {
@@ -208,56 +348,97 @@ func (d *daemon) mount(context.Context) error {
 		}
 		return errors.Join(fuse.Unmount(c.mountpoint, true), d.session.Close())
 	})
+	if err := d.listen(); err != nil {
+		return err
+	}
+	if err := d.handOver(); err != nil {
+		return err
+	}
+	return d.openFS()
+}
+
+// listen makes the control socket.
+func (d *daemon) listen() (err error) {
+	d.control, err = listenControl(d.cfg.mountpoint)
+	return err
+}
+
+// handOver gives the keeper what it needs for the mount to outlive this process.
+func (d *daemon) handOver() error {
+	m := keeper.Mount{Device: d.session.Device(), Session: d.memory.File(), Mountpoint: d.cfg.mountpoint,
+		Socket: socketPath(d.cfg.mountpoint), LogJSON: d.cfg.logJSON}
+	if !d.cfg.foreground {
+		m.Log = d.cfg.logPath()
+	}
+	control, err := d.control.(*net.UnixListener).File()
+	if err != nil {
+		return fmt.Errorf("control socket: %w", err)
+	}
+	m.Control = control
+	return errors.Join(d.link.Mounted(m), control.Close())
+}
+
+func (d *daemon) openFS() (err error) {
+	c := d.cfg
 	d.fs, err = fs.New(fs.Config{Options: c.fsOptions(), Log: d.log, DB: d.db, Cache: d.cache, Store: d.store,
-		Prefix: d.cfg.url.Prefix, Engine: d.engine, Backing: d.session.Backing(), Notifier: d.session})
+		Prefix: d.cfg.url.Prefix, Engine: d.engine, Backing: d.session.Backing(), Notifier: d.session, Session: d.memory})
 	if err != nil {
 		return err
 	}
-	d.onClose(func() error { d.fs.Close(); return nil })
+	d.onClose(func() error {
+		if d.leaving {
+			return d.fs.Leave()
+		}
+		return d.fs.Close()
+	})
 	return nil
 }
 
-// serve answers requests from here on, and returns once the mount answers.
+// serve answers requests from here on.
 func (d *daemon) serve(context.Context) error {
 	c := d.cfg
 	d.metrics = prometheus.NewRegistry()
 	d.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	d.metrics.MustRegister(d.stack.Collectors()...)
 	d.metrics.MustRegister(d.cache.Collector(), d.engine.Collector(), d.collector())
-	ctl, err := startControl(c.mountpoint, d.status, d.metrics, d.log)
-	if err != nil {
-		return err
-	}
-	d.onClose(func() error { ctl.stop(); return nil })
-	if c.metricsAddr != "" {
-		stop, err := serveMetrics(c.metricsAddr, d.metrics, d.log)
-		if err != nil {
-			return err
-		}
-		d.onClose(func() error { stop(); return nil })
-	}
 	d.serving = true
 	go func() {
 		defer close(d.served)
 		d.session.Serve(d.fs)
 	}()
-	d.onClose(func() error { return d.endMount() })
-	if _, err := os.Stat(c.mountpoint); err != nil {
-		return fmt.Errorf("the mount does not answer: %w", err)
+	d.onClose(d.endMount)
+	d.beats.watch(d)
+	ctl := startControl(d.control, func() any { return d.status() }, d.metrics, d.log)
+	d.onClose(func() error { ctl.stop(d.leaving); return nil })
+	if c.metricsAddr != "" {
+		stop, err := serveMetrics(c.metricsAddr, d.metrics, d.log)
+		if err != nil {
+			if d.from.Mode == keeper.ModeMount {
+				return err
+			}
+			// The mount is worth more than its metrics.
+			d.log.Error("metrics are on the control socket only", "err", err)
+			return nil
+		}
+		d.onClose(func() error { stop(); return nil })
 	}
-	if err := d.session.SetReadAhead(); err != nil {
-		d.log.Info("the kernel's readahead stays as it is; reads of files not yet whole in the cache are slower", "err", err)
-	}
-	d.log.Info("mounted", "source", d.cfg.url.String(), "mountpoint", c.mountpoint, "version", version,
-		"passthrough", d.session.Passthrough(), "memory", humanBytes(d.budget.total), "go", runtime.Version())
 	return nil
 }
 
 // endMount unmounts, if it was not somebody else who did, and waits for the last request.
 func (d *daemon) endMount() error {
 	defer func() { time.AfterFunc(closeWait, d.abandon) }() // the process ends, and the timer with it
+	if d.leaving {
+		d.session.Leave()
+		<-d.served
+		return nil
+	}
 	select {
 	case <-d.served:
+		// Aborted, and not unmounted: what is left of it serves nobody.
+		if d.cfg.deadMount() {
+			return fuse.Unmount(d.cfg.mountpoint, true)
+		}
 		return nil
 	default:
 	}
@@ -281,14 +462,4 @@ const closeWait = 10 * time.Second
 func (d *daemon) abandon() {
 	d.log.Error("a cache directory cannot be written, so the daemon ends without closing it", "dirs", d.cfg.cacheDirs)
 	os.Exit(exitError)
-}
-
-// wait returns when the mount has ended, from outside or because ctx is done.
-func (d *daemon) wait(ctx context.Context) error {
-	select {
-	case <-ctx.Done():
-		d.log.Info("asked to end")
-	case <-d.served:
-	}
-	return d.close()
 }

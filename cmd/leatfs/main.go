@@ -29,7 +29,15 @@ type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
 
+// toldError is an error that somebody else tells: the keeper, of its worker.
+type toldError struct{ error }
+
+func (e toldError) Unwrap() error { return e.error }
+
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == keeperCommand {
+		os.Exit(keep(os.Args[0], os.Args[2:])) // before anything that takes memory
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	// A second signal ends the program at once.
 	context.AfterFunc(ctx, stop)
@@ -53,10 +61,14 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(mountCommand(), umountCommand(), statusCommand(), versionCommand())
+	root.AddCommand(mountCommand(), umountCommand(), statusCommand(), upgradeCommand(), versionCommand())
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return exitOK
+	}
+	var told toldError
+	if errors.As(err, &told) {
+		return exitError
 	}
 	fmt.Fprintf(stderr, "leatfs: %s\n", singleLine(err))
 	var usage usageError

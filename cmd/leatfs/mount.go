@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -15,8 +14,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"golang.org/x/sys/unix"
 
+	"github.com/leatfs/leatfs/cmd/leatfs/keeper"
 	"github.com/leatfs/leatfs/fs"
 	"github.com/leatfs/leatfs/fs/fuse"
 	"github.com/leatfs/leatfs/objstore/origin"
@@ -26,8 +25,10 @@ import (
 // key of the configuration file.
 type mountConfig struct {
 	source, mountpoint string
-	url                origin.URL // source, parsed by complete
-	ownCacheDir        bool       // cacheDirs is the default, not the user's word
+	url                origin.URL      // source, parsed by complete
+	ownCacheDir        bool            // cacheDirs is the default, not the user's word
+	mounted            bool            // the mount is there: it is taken over
+	given              map[string]bool // flags of the command line, not of the configuration file
 
 	cacheDirs   []string
 	cacheSize   size
@@ -59,6 +60,7 @@ type mountConfig struct {
 	maxRequests  int
 	listRequests int
 	originWait   time.Duration
+	noResend     bool
 }
 
 func (c *mountConfig) flags(f *pflag.FlagSet) {
@@ -96,6 +98,8 @@ func (c *mountConfig) flags(f *pflag.FlagSet) {
 	f.IntVar(&c.maxRequests, "max-requests", 128, "requests to the bucket in flight at most")
 	f.IntVar(&c.listRequests, "list-parallel", def.ListParallel, "LIST requests in flight for one directory at most")
 	f.DurationVar(&c.originWait, "origin-timeout", 60*time.Second, "how long a request is tried again before the application gets an error")
+	f.BoolVar(&c.noResend, "no-resend", false, "after a restart, answer requests from records, as on kernels before 6.9, instead of having them sent again")
+	_ = f.MarkHidden("no-resend") // for tests; the flag is there, so this cannot fail
 }
 
 func mountCommand() *cobra.Command {
@@ -115,17 +119,21 @@ file system, through the same cache.`,
 	}
 	c.flags(cmd.Flags())
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		pipe := readyPipe()
-		err := c.complete(cmd.Flags(), args)
-		if err == nil && pipe == nil && !c.foreground {
-			return startBackground(cmd.Context(), append([]string{"mount"}, c.again(cmd.Flags())...))
+		link, err := keeper.Attach()
+		if err != nil {
+			return err
 		}
-		if err == nil {
-			err = serve(cmd.Context(), &c, pipe)
-		} else {
-			report(pipe, err)
+		if link != nil {
+			return work(cmd.Context(), &c, cmd.Flags(), args, link)
 		}
-		return err
+		c.mounted = inherited()
+		if err := c.complete(cmd.Flags(), args); err != nil {
+			return err
+		}
+		if c.foreground {
+			return becomeKeeper(c.upgradeArgs(cmd.Flags()))
+		}
+		return startBackground(cmd.Context(), c.upgradeArgs(cmd.Flags()))
 	}
 	return cmd
 }
@@ -133,7 +141,13 @@ file system, through the same cache.`,
 // complete takes the arguments and the configuration file, and checks what can be checked
 // without the network. Relative paths become absolute: the daemon runs in "/".
 func (c *mountConfig) complete(flags *pflag.FlagSet, args []string) error {
+	c.given = make(map[string]bool)
+	flags.Visit(func(f *pflag.Flag) { c.given[f.Name] = true })
 	if c.config != "" {
+		var err error
+		if c.config, err = filepath.Abs(c.config); err != nil {
+			return err
+		}
 		fromFile, err := loadConfig(c.config, flags)
 		if err != nil {
 			return err
@@ -218,14 +232,21 @@ func (c *mountConfig) checkFlags() error {
 // checkPaths makes paths absolute and looks at what is there.
 func (c *mountConfig) checkPaths() error {
 	var err error
-	for _, p := range []*string{&c.mountpoint, &c.logFile} {
-		if *p == "" {
-			continue
-		}
-		if *p, err = filepath.Abs(*p); err != nil {
+	if c.mounted {
+		// Asked the way around the mount itself, which nobody serves yet.
+		if c.mountpoint, err = mountedName(c.mountpoint); err != nil {
 			return err
 		}
-		*p = resolve(*p)
+	} else if c.mountpoint, err = filepath.Abs(c.mountpoint); err != nil {
+		return err
+	} else {
+		c.mountpoint = resolve(c.mountpoint)
+	}
+	if c.logFile != "" {
+		if c.logFile, err = filepath.Abs(c.logFile); err != nil {
+			return err
+		}
+		c.logFile = resolve(c.logFile)
 	}
 	if f := c.sseCustomerKeyFile; f != "" {
 		if _, err := os.Stat(f); err != nil {
@@ -236,8 +257,10 @@ func (c *mountConfig) checkPaths() error {
 			return err
 		}
 	}
-	if err := c.checkMountpoint(); err != nil {
-		return err
+	if !c.mounted && !c.deadMount() {
+		if err := c.checkMountpoint(); err != nil {
+			return err
+		}
 	}
 	if len(c.cacheDirs) == 0 {
 		c.cacheDirs, c.ownCacheDir = []string{defaultCacheDir(c.mountpoint)}, true
@@ -255,13 +278,12 @@ func (c *mountConfig) checkPaths() error {
 
 // checkMountpoint looks at the mount point.
 func (c *mountConfig) checkMountpoint() error {
-	mp := c.mountpoint
-	// A stat of a dead mount's root may still be answered by the kernel, from its cache.
-	if err := unix.Statfs(mp, new(unix.Statfs_t)); errors.Is(err, unix.ENOTCONN) {
-		return fmt.Errorf("mount point %s: a mount whose daemon has died is still there; remove it with \"leatfs umount %s\"", mp, mp)
-	}
-	return (&fuse.MountOptions{Mountpoint: mp, Extra: c.fuseOptions}).Check()
+	return (&fuse.MountOptions{Mountpoint: c.mountpoint, Extra: c.fuseOptions}).Check()
 }
+
+// deadMount tells whether a leatfs is mounted there whose processes are all gone: it can be
+// removed without harm to anybody.
+func (c *mountConfig) deadMount() bool { return fuse.Dead(c.mountpoint) }
 
 // checkPlaces refuses places that lie in one another, where the mount would wait for itself
 // or grow without end.
@@ -308,12 +330,25 @@ func defaultCacheDir(mountpoint string) string {
 	return filepath.Join(base, strings.ReplaceAll(strings.Trim(mountpoint, "/"), "/", "-"))
 }
 
-// again is the command line of the daemon: all that was set, with absolute paths.
+// again is the command line of a worker that replaces one that has died: all that was set, with
+// absolute paths. The configuration file, which may be being edited, is in it and not read again.
 func (c *mountConfig) again(flags *pflag.FlagSet) []string {
-	args := []string{c.source, c.mountpoint}
+	return c.line(flags, func(name string) bool { return name != "config" && flags.Changed(name) })
+}
+
+// upgradeArgs is the command line of the first worker, and of those of upgrades: what the command
+// line said, with absolute paths. The configuration file is read again.
+func (c *mountConfig) upgradeArgs(flags *pflag.FlagSet) []string {
+	return c.line(flags, func(name string) bool { return c.given[name] })
+}
+
+func (c *mountConfig) line(flags *pflag.FlagSet, wanted func(name string) bool) []string {
+	args := []string{"mount", c.source, c.mountpoint}
 	flags.VisitAll(func(f *pflag.Flag) {
 		switch {
-		case f.Name == "config" || f.Name == "cache-dir" || f.Name == "options" || !f.Changed:
+		case f.Name == "cache-dir" || f.Name == "options" || !wanted(f.Name):
+		case f.Name == "config":
+			args = append(args, "--config="+c.config)
 		case f.Name == "log-file":
 			args = append(args, "--log-file="+c.logFile)
 		case f.Name == "sse-c-key-file":
@@ -322,13 +357,15 @@ func (c *mountConfig) again(flags *pflag.FlagSet) []string {
 			args = append(args, "--"+f.Name+"="+f.Value.String())
 		}
 	})
-	if !c.ownCacheDir {
+	if !c.ownCacheDir && wanted("cache-dir") {
 		for _, d := range c.cacheDirs {
 			args = append(args, "--cache-dir="+d)
 		}
 	}
-	for _, o := range c.fuseOptions {
-		args = append(args, "--options="+o)
+	if wanted("options") {
+		for _, o := range c.fuseOptions {
+			args = append(args, "--options="+o)
+		}
 	}
 	return args
 }
@@ -354,11 +391,10 @@ func (c *mountConfig) fsOptions() fs.Options {
 	return o
 }
 
-func serve(ctx context.Context, c *mountConfig, pipe *os.File) error {
-	d, err := start(ctx, c)
-	report(pipe, err)
-	if err != nil {
-		return err
+// logPath is where a mount in the background logs to.
+func (c *mountConfig) logPath() string {
+	if c.logFile != "" {
+		return c.logFile
 	}
-	return d.wait(ctx)
+	return filepath.Join(c.cacheDirs[0], cacheLog)
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -28,7 +29,7 @@ func (d *daemon) openOrigin(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, min(openTimeout, d.cfg.originWait))
 	defer cancel()
 	for try := 1; ; try++ {
-		s, err := d.cfg.open(ctx)
+		s, err := d.cfg.open(ctx, d.known())
 		if err == nil {
 			d.origin = s
 			d.onClose(func() error {
@@ -72,8 +73,21 @@ func (d *daemon) openFailed(ctx context.Context, err error) error {
 		d.cfg.url, where, min(openTimeout, d.cfg.originWait), err)
 }
 
+// known is what the process before found out of the bucket, nil when there was none. A mount is
+// taken over without asking the network, which may be what the other one died of.
+func (d *daemon) known() *s3.Known {
+	if len(d.info.Origin) == 0 {
+		return nil
+	}
+	k := new(s3.Known)
+	if json.Unmarshal(d.info.Origin, k) != nil {
+		return nil // another version's; it is asked again
+	}
+	return k
+}
+
 // open opens the bare origin.
-func (c *mountConfig) open(ctx context.Context) (objstore.Store, error) {
+func (c *mountConfig) open(ctx context.Context, known *s3.Known) (objstore.Store, error) {
 	if c.url.Scheme == origin.File {
 		return file.Open(c.url.Path)
 	}
@@ -81,7 +95,7 @@ func (c *mountConfig) open(ctx context.Context) (objstore.Store, error) {
 	return s3.Open(ctx, s3.Config{
 		Bucket: c.url.Bucket, Prefix: c.url.Prefix, Region: c.region, Profile: c.profile, Endpoint: c.endpoint,
 		Style: style[c.pathStyle], Anonymous: c.noSignRequest, RequesterPays: c.requesterPays, SSECKey: c.sseCustomerKeyFile,
-		UserAgent: "leatfs/" + version,
+		UserAgent: "leatfs/" + version, Known: known,
 		Transport: s3.Transport{MaxConns: c.maxRequests + 64},
 	})
 }

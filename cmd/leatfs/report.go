@@ -9,6 +9,7 @@ import (
 
 	"github.com/leatfs/leatfs/cache"
 	"github.com/leatfs/leatfs/cache/buf"
+	"github.com/leatfs/leatfs/cmd/leatfs/keeper"
 	"github.com/leatfs/leatfs/objstore"
 )
 
@@ -16,8 +17,11 @@ import (
 func (d *daemon) status() Status {
 	s := Status{
 		Mountpoint: d.cfg.mountpoint, Source: d.cfg.url.String(), Version: version, WorkerPID: os.Getpid(),
-		Started: d.started, ReadOnly: true, Passthrough: d.session.Passthrough(),
+		Started: d.started, State: stateServing, ReadOnly: true, Passthrough: d.session.Passthrough(),
+		Keeper: keeperStatus(d.link.News()),
 	}
+	s.Keeper.Gone = d.orphan.Load()
+	s.Keeper.GivenUp, s.Keeper.LastGivenUp = d.session.GivenUp()
 	o := d.stack.Snapshot()
 	h := o.Metrics.Health
 	s.Origin = OriginStatus{State: string(h.State), LastError: h.LastError, ConsecutiveFailures: int64(h.Consecutive),
@@ -117,4 +121,15 @@ func (g *gauges) Collect(ch chan<- prometheus.Metric) {
 	for _, x := range g.all {
 		ch <- prometheus.MustNewConstMetric(x.desc, x.kind, x.value(&s))
 	}
+}
+
+// The states of a mount.
+const (
+	stateServing  = "serving"
+	stateRefusing = "refusing"
+)
+
+func keeperStatus(n keeper.News) KeeperStatus {
+	return KeeperStatus{PID: n.KeeperPID, Since: n.Since, Restarts: n.Restarts, LastDeath: n.LastDeath, LastDeathAt: known(n.LastDeathAt),
+		Upgrades: n.Upgrades, UpgradeTries: n.UpgradeTries, UpgradeError: n.UpgradeError}
 }

@@ -22,14 +22,32 @@ type Status struct {
 	Version     string    `json:"version"`
 	WorkerPID   int       `json:"worker_pid"`
 	Started     time.Time `json:"started"`
+	State       string    `json:"state"` // serving, or refusing: every request is answered EIO
 	ReadOnly    bool      `json:"read_only"`
 	Passthrough bool      `json:"passthrough"`
 
+	Keeper   KeeperStatus   `json:"keeper"`
 	Origin   OriginStatus   `json:"origin"`
 	Cache    CacheStatus    `json:"cache"`
 	Memory   MemoryStatus   `json:"memory"`
 	Files    FilesStatus    `json:"files"`
 	Prefetch PrefetchStatus `json:"prefetch"`
+}
+
+// KeeperStatus is what became of the processes of the mount.
+type KeeperStatus struct {
+	PID          int        `json:"pid"`
+	Gone         bool       `json:"gone"`     // it has died: nobody goes on when the worker dies
+	Since        time.Time  `json:"since"`    // of the keeper
+	Restarts     int        `json:"restarts"` // workers started because one had died
+	LastDeath    string     `json:"last_death,omitempty"`
+	LastDeathAt  *time.Time `json:"last_death_time,omitempty"`
+	Upgrades     int        `json:"upgrades"`
+	UpgradeTries int        `json:"upgrade_tries"`
+	UpgradeError string     `json:"upgrade_error,omitempty"` // of the last try
+	// GivenUp is how many requests were answered EIO because workers died of them.
+	GivenUp     int    `json:"given_up"`
+	LastGivenUp string `json:"last_given_up,omitempty"`
 }
 
 // OriginStatus is how the bucket answers.
@@ -182,6 +200,23 @@ func show(w io.Writer, s *Status, asJSON bool) error {
 	if asJSON {
 		return json.NewEncoder(w).Encode(s)
 	}
+	keeper := fmt.Sprintf("process %d, %d restarts, %d upgrades", s.Keeper.PID, s.Keeper.Restarts, s.Keeper.Upgrades)
+	switch {
+	case s.Keeper.Gone:
+		keeper = "HAS DIED: nobody goes on with the mount when the daemon dies; mount it anew when you can"
+	case s.Keeper.LastDeath != "" && s.Keeper.LastDeathAt != nil:
+		keeper += fmt.Sprintf("; last death %s ago: %s", time.Since(*s.Keeper.LastDeathAt).Round(time.Second), s.Keeper.LastDeath)
+	}
+	if s.Keeper.UpgradeError != "" {
+		keeper += "; the last upgrade did not work: " + s.Keeper.UpgradeError
+	}
+	if s.State == stateRefusing {
+		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		fmt.Fprintf(t, "mount\t%s on %s\n", s.Source, s.Mountpoint)
+		fmt.Fprintf(t, "daemon\tKEEPS DYING: requests are answered EIO; another try is made from time to time. See the log\n")
+		fmt.Fprintf(t, "keeper\t%s\n", keeper)
+		return t.Flush()
+	}
 	how := "through the daemon"
 	if s.Passthrough {
 		how = "by the kernel, once whole in the cache"
@@ -195,6 +230,10 @@ func show(w io.Writer, s *Status, asJSON bool) error {
 	row := func(name, format string, a ...any) { fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, a...)) }
 	row("mount", "%s on %s (read-only)", s.Source, s.Mountpoint)
 	row("daemon", "process %d, version %s, up %s", s.WorkerPID, s.Version, time.Since(s.Started).Round(time.Second))
+	row("keeper", "%s", keeper)
+	if s.Keeper.GivenUp > 0 {
+		row("given up", "%d requests that daemons died of; the last: %s", s.Keeper.GivenUp, s.Keeper.LastGivenUp)
+	}
 	row("bucket", "%s", health)
 	row("requests", "GET %d, HEAD %d, LIST %d; %s in; %d retried, %d hedged", s.Origin.Requests["GET"], s.Origin.Requests["HEAD"],
 		s.Origin.Requests["LIST"], humanBytes(s.Origin.BytesIn), s.Origin.Retries, s.Origin.Hedges)

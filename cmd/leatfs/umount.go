@@ -50,11 +50,14 @@ func umount(ctx context.Context, mountpoint string, lazy bool) error {
 		return fmt.Errorf("%s: a %s is mounted there, not leatfs", mp, fstype)
 	}
 	// Ask before: afterwards nobody may answer any more.
-	pid := -1
+	var pids []int
 	s, err := askStatus(ctx, socketPath(mp))
 	if err == nil {
-		if pid, err = unix.PidfdOpen(s.WorkerPID, 0); err == nil {
-			defer func() { _ = unix.Close(pid) }()
+		for _, p := range []int{s.WorkerPID, s.Keeper.PID} {
+			if fd, err := unix.PidfdOpen(p, 0); err == nil {
+				defer func() { _ = unix.Close(fd) }()
+				pids = append(pids, fd)
+			}
 		}
 	}
 	dead := errors.Is(err, errNoDaemon)
@@ -64,10 +67,15 @@ func umount(ctx context.Context, mountpoint string, lazy bool) error {
 	if dead {
 		_ = os.Remove(socketPath(mp)) // what it left; the next mount there would remove it
 	}
-	if lazy || pid < 0 {
+	if lazy {
 		return nil
 	}
-	return waitExit(ctx, pid, mp)
+	for _, pid := range pids {
+		if err := waitExit(ctx, pid, mp); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // waitExit waits for the process behind a pidfd.

@@ -5,15 +5,17 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
 	"github.com/leatfs/leatfs/fs"
+	"github.com/leatfs/leatfs/fs/session"
 )
 
 // conn reads requests from /dev/fuse and writes the answers.
@@ -26,6 +28,8 @@ import (
 //
 // The requests are taken apart by go-fuse's ProtocolServer; READ is not, since its answer goes
 // out as a vector over the cache's memory, without a copy.
+//
+// Each request is recorded in the session while it is carried out; takeover.go tells what for.
 type conn struct {
 	fd   int      // the device
 	file *os.File // the same, for reading through the poller
@@ -33,6 +37,17 @@ type conn struct {
 	raw  *raw                 // may wait
 	fast *fuse.ProtocolServer // answers EAGAIN to what would have to wait
 	slow *fuse.ProtocolServer
+
+	session *session.Session
+	replay  bool                          // the kernel sends nothing again: content is recorded too
+	prior   map[uint64]session.Unfinished // by number: the last process's; only the reader's
+	suspect chan suspect                  // requests carried out one at a time; closed by the reader
+	poison  poison
+
+	leaving atomic.Bool  // the reader stops, the connection goes on
+	mute    atomic.Bool  // nothing is answered any more
+	busy    atomic.Int64 // since when the reader carries out a request, UnixNano; 0: it waits for one
+	sent    atomic.Int64 // when the last answer was written, UnixNano
 
 	wg sync.WaitGroup // requests in goroutines of their own
 
@@ -42,8 +57,13 @@ type conn struct {
 
 // The opcodes of the protocol that are told apart here.
 const (
+	opLookup      = 1
 	opForget      = 2
+	opOpen        = 14
 	opRead        = 15
+	opRelease     = 18
+	opOpendir     = 27
+	opReleasedir  = 29
 	opInterrupt   = 36
 	opBatchForget = 42
 )
@@ -58,62 +78,92 @@ const (
 // again is what the fast server answers in place of waiting.
 const again = fuse.Status(syscall.EAGAIN)
 
-func newConn(fd int, s *raw, opt *fuse.MountOptions, log *slog.Logger) (*conn, error) {
-	if err := unix.SetNonblock(fd, true); err != nil {
-		return nil, fmt.Errorf("/dev/fuse: %w", err)
-	}
-	c := &conn{fd: fd, log: log, raw: s, file: os.NewFile(uintptr(fd), "/dev/fuse"),
-		reads: make(map[uint64]chan struct{})}
-	c.fast = fuse.NewProtocolServer(&raw{RawFileSystem: s.RawFileSystem, shared: s.shared, noWait: true}, opt)
-	c.slow = fuse.NewProtocolServer(s, opt)
-	return c, nil
+func newConn(s *raw, opt *fuse.MountOptions, log *slog.Logger) *conn {
+	return &conn{log: log, raw: s, reads: make(map[uint64]chan struct{}), suspect: make(chan suspect, suspectsMax),
+		fast: fuse.NewProtocolServer(&raw{RawFileSystem: s.RawFileSystem, shared: s.shared, noWait: true}, opt),
+		slow: fuse.NewProtocolServer(s, opt)}
 }
 
-// handshake answers INIT and returns the capabilities that were agreed. Old kernels send a
-// shorter message than new ones; go-fuse knows both.
-func (c *conn) handshake() (agreed uint64, err error) {
-	in := make([]byte, inSize)
+// open takes the device, which is closed by close.
+func (c *conn) open(fd int, sess *session.Session) error {
+	if err := unix.SetNonblock(fd, true); err != nil {
+		return fmt.Errorf("/dev/fuse: %w", err)
+	}
+	c.fd, c.file, c.session = fd, os.NewFile(uintptr(fd), "/dev/fuse"), sess
+	return nil
+}
+
+// handshake answers INIT and returns what was asked and answered. Old kernels send a shorter
+// message than new ones; go-fuse knows both.
+func (c *conn) handshake() (in, out []byte, err error) {
+	in = make([]byte, inSize)
 	n, err := c.file.Read(in)
 	if err != nil {
-		return 0, fmt.Errorf("FUSE handshake: %w", err)
+		return nil, nil, fmt.Errorf("FUSE handshake: %w", err)
 	}
-	var out []byte
+	in = in[:n]
+	if out, err = c.agree(in); err != nil {
+		return nil, nil, err
+	}
+	return in, out, c.write(out)
+}
+
+// agree has both servers answer INIT, and returns the answer.
+func (c *conn) agree(in []byte) (out []byte, err error) {
 	for _, s := range []*fuse.ProtocolServer{c.fast, c.slow} {
 		out = make([]byte, 4096)
-		m, st := s.HandleRequest([][]byte{in[:n]}, [][]byte{out})
+		m, st := s.HandleRequest([][]byte{in}, [][]byte{out})
 		if !st.Ok() || m < int(unsafe.Sizeof(fuse.OutHeader{})+unsafe.Sizeof(fuse.InitOut{})) {
-			return 0, fmt.Errorf("FUSE handshake: %v, %d bytes", st, m)
+			return nil, fmt.Errorf("FUSE handshake: %v, %d bytes", st, m)
 		}
 		out = out[:m]
 	}
 	if st := (*fuse.OutHeader)(unsafe.Pointer(&out[0])).Status; st != 0 {
-		return 0, fmt.Errorf("FUSE handshake: %w", syscall.Errno(-st))
+		return nil, fmt.Errorf("FUSE handshake: %w", syscall.Errno(-st))
 	}
-	agreed = (*fuse.InitOut)(unsafe.Pointer(&out[unsafe.Sizeof(fuse.OutHeader{})])).Flags64()
-	return agreed, c.write(out)
+	return out, nil
 }
 
-// serve answers requests until the connection ends, and waits for those under way, which end
-// early: nobody waits for their answers any more. The device stays open until close, since
-// others still write notifications to it.
-func (c *conn) serve() {
+// serve answers requests until the connection ends, or leave was called, and waits for those
+// under way. When the connection has ended they end early: nobody waits for their answers any
+// more. The device stays open until close, since others still write notifications to it.
+func (c *conn) serve() (ended bool) {
 	in, out := make([]byte, inSize), make([]byte, outSize)
-	for {
+	if c.replay {
+		in = c.session.Inbox()[:inSize]
+	}
+	c.wg.Add(1)
+	go func() {
+		defer c.wg.Done()
+		c.oneByOne()
+	}()
+	ended = c.takeOver(in, out)
+	for !ended {
 		n, err := c.file.Read(in)
 		switch {
 		case err == nil && n >= int(unsafe.Sizeof(fuse.InHeader{})):
 			c.request(in[:n], out)
+			c.taken(in)
 			continue
 		case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.EINTR):
 			continue // interrupted before it was read
 		case errors.Is(err, syscall.ENODEV), errors.Is(err, os.ErrClosed):
+			ended = true
+		case errors.Is(err, os.ErrDeadlineExceeded) && c.leaving.Load():
 		default:
 			c.log.Error("the FUSE connection ended", "err", err, "bytes", n)
+			ended = true
 		}
 		break
 	}
-	close(c.raw.dead)
+	close(c.suspect)
+	if ended {
+		close(c.raw.dead)
+	} else {
+		c.drain()
+	}
 	c.wg.Wait()
+	return ended
 }
 
 // close closes the device. Nobody may notify or register any more.
@@ -122,37 +172,65 @@ func (c *conn) close() error { return c.file.Close() }
 // request carries out one request. in and out are the reader's: what goes on without it gets a
 // copy.
 func (c *conn) request(in, out []byte) {
+	c.busy.Store(time.Now().UnixNano())
+	defer c.busy.Store(0)
 	h := (*fuse.InHeader)(unsafe.Pointer(&in[0]))
 	switch h.Opcode {
 	case opForget, opBatchForget:
 		return // no table of nodes grows with what the kernel knows
-	case opRead:
-		if len(in) >= int(unsafe.Sizeof(fuse.ReadIn{})) {
-			r := *(*fuse.ReadIn)(unsafe.Pointer(&in[0]))
-			interrupted := make(chan struct{})
-			c.mu.Lock()
-			c.reads[r.Unique] = interrupted
-			c.mu.Unlock()
-			c.wg.Add(1)
-			go func() {
-				defer c.wg.Done()
-				c.read(&r, interrupted)
-			}()
-			return
-		}
 	case opInterrupt:
 		if !c.interruptRead(in) {
 			c.answer(c.slow, in, out)
 		}
 		return
 	}
-	if !c.answer(c.fast, in, out) {
-		waits := append([]byte(nil), in...)
+	r := c.record(h, in)
+	switch {
+	case r.Deaths() >= deathsMax:
+		c.refuse(in, r)
+	case r.Deaths() == deathsMax-1:
+		c.suspect <- suspect{append([]byte(nil), in...), r}
+	default:
+		r.Run()
+		c.carryOut(in, out, r)
+	}
+}
+
+// carryOut carries out a request that was recorded: at once, or in a goroutine of its own if
+// it has to wait.
+func (c *conn) carryOut(in, out []byte, r session.Request) {
+	h := (*fuse.InHeader)(unsafe.Pointer(&in[0]))
+	testFault(in)
+	if h.Opcode == opRead && len(in) >= int(unsafe.Sizeof(fuse.ReadIn{})) {
+		ri := *(*fuse.ReadIn)(unsafe.Pointer(&in[0]))
+		interrupted := make(chan struct{})
+		c.mu.Lock()
+		c.reads[ri.Unique&^resentBit] = interrupted
+		c.mu.Unlock()
 		c.wg.Add(1)
 		go func() {
 			defer c.wg.Done()
-			c.answer(c.slow, waits, nil)
+			c.read(&ri, interrupted, r)
 		}()
+		return
+	}
+	if c.answer(c.fast, in, out) {
+		c.finish(r)
+		return
+	}
+	waits := append([]byte(nil), in...)
+	c.wg.Add(1)
+	go func() {
+		defer c.wg.Done()
+		c.answer(c.slow, waits, nil)
+		c.finish(r)
+	}()
+}
+
+// finish forgets a request. What was muted is left for the next process.
+func (c *conn) finish(r session.Request) {
+	if !c.mute.Load() {
+		c.session.End(r)
 	}
 }
 
@@ -176,8 +254,26 @@ func (c *conn) answer(s *fuse.ProtocolServer, in, out []byte) bool {
 	if s == c.fast && (*fuse.OutHeader)(unsafe.Pointer(&out[0])).Status == -int32(again) {
 		return false
 	}
-	c.send(h.Unique, out[:n])
+	if gone := c.send(h.Unique, out[:n]); gone {
+		c.unanswered(h, out[:n])
+	}
 	return true
+}
+
+// unanswered takes back an open that nobody waits for any more, so that nobody will release it.
+// One that was sent, or carried out, again may have been answered the first time.
+func (c *conn) unanswered(h *fuse.InHeader, out []byte) {
+	oh := (*fuse.OutHeader)(unsafe.Pointer(&out[0]))
+	if oh.Status != 0 || h.Unique&resentBit != 0 || len(out) < int(unsafe.Sizeof(fuse.OutHeader{})+unsafe.Sizeof(fuse.OpenOut{})) {
+		return
+	}
+	fh := (*fuse.OpenOut)(unsafe.Pointer(&out[unsafe.Sizeof(fuse.OutHeader{})])).Fh
+	switch h.Opcode {
+	case opOpen:
+		c.raw.fs.Release(fh)
+	case opOpendir:
+		c.raw.releaseDir(fh)
+	}
 }
 
 // room is how large the answer to a request may be. Only those that name a size themselves
@@ -203,7 +299,7 @@ func (c *conn) interruptRead(in []byte) bool {
 	if len(in) < int(unsafe.Sizeof(fuse.InterruptIn{})) {
 		return false
 	}
-	unique := (*fuse.InterruptIn)(unsafe.Pointer(&in[0])).Unique
+	unique := (*fuse.InterruptIn)(unsafe.Pointer(&in[0])).Unique &^ resentBit
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	ch, ok := c.reads[unique]
@@ -215,31 +311,26 @@ func (c *conn) interruptRead(in []byte) bool {
 }
 
 // read carries out a READ.
-func (c *conn) read(in *fuse.ReadIn, interrupted <-chan struct{}) {
+func (c *conn) read(in *fuse.ReadIn, interrupted <-chan struct{}, r session.Request) {
 	head := fuse.OutHeader{Unique: in.Unique, Length: uint32(unsafe.Sizeof(fuse.OutHeader{}))}
 	vecs := [][]byte{unsafe.Slice((*byte)(unsafe.Pointer(&head)), head.Length)}
 	release, status := c.readNow(in, interrupted, &vecs)
 	defer release()
 	c.mu.Lock()
-	delete(c.reads, in.Unique)
+	delete(c.reads, in.Unique&^resentBit)
 	c.mu.Unlock()
 	head.Status = -int32(status)
 	for _, v := range vecs[1:] {
 		head.Length += uint32(len(v))
 	}
 	c.send(in.Unique, vecs...)
+	c.finish(r)
 }
 
-// readNow appends what was read to vecs. A panic is EIO, as in every other request.
+// readNow appends what was read to vecs.
 func (c *conn) readNow(in *fuse.ReadIn, interrupted <-chan struct{}, vecs *[][]byte) (release func(), status fuse.Status) {
 	release = func() {}
-	defer func() {
-		if p := recover(); p != nil {
-			c.log.Error("panic in a read", "panic", p, "stack", string(debug.Stack()))
-			*vecs, status = (*vecs)[:1], fuse.EIO
-		}
-	}()
-	ctx := c.raw.context(interrupted, in.Pid)
+	ctx := c.raw.context(interrupted, &in.InHeader)
 	defer ctx.finish()
 	d, err := c.raw.fs.Read(ctx, fs.NodeID(in.NodeId), in.Fh, int64(in.Offset), int64(in.Size), in.Pid)
 	if err != nil {
@@ -249,17 +340,27 @@ func (c *conn) readNow(in *fuse.ReadIn, interrupted <-chan struct{}, vecs *[][]b
 	return d.Release, fuse.OK
 }
 
-// send writes an answer.
-func (c *conn) send(unique uint64, vecs ...[]byte) {
+// send writes an answer; gone when nobody waits for it any more.
+func (c *conn) send(unique uint64, vecs ...[]byte) (gone bool) {
+	if c.mute.Load() {
+		return false
+	}
+	if c.replay {
+		// The kernel does not know that the request is carried out again.
+		(*fuse.OutHeader)(unsafe.Pointer(&vecs[0][0])).Unique &^= resentBit
+	}
 	err := c.write(vecs...)
+	c.sent.Store(time.Now().UnixNano())
 	switch {
 	case err == nil, errors.Is(err, syscall.ENODEV):
 	case errors.Is(err, syscall.ENOENT):
-		// The request was aborted, or nobody waits for its answer any more.
+		// The request was aborted, or answered by the process before this one.
 		c.log.Debug("an answer came too late", "unique", unique)
+		return true
 	default:
 		c.log.Error("an answer could not be written", "unique", unique, "err", err)
 	}
+	return false
 }
 
 func (c *conn) write(vecs ...[]byte) error {

@@ -7,7 +7,7 @@ import (
 )
 
 func (r *raw) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	ctx := r.context(cancel, in.Pid)
+	ctx := r.context(cancel, &in.InHeader)
 	defer ctx.finish()
 	h, err := r.fs.Opendir(ctx, fs.NodeID(in.NodeId))
 	if err != nil {
@@ -21,7 +21,7 @@ func (r *raw) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut
 	return fuse.OK
 }
 
-// dirHandle finds an open directory; one that this process did not open itself is opened
+// dirHandle finds an open directory; one that an earlier process opened is opened
 // anew, since a directory handle holds nothing that the index does not.
 func (r *raw) dirHandle(ctx *requestContext, in *fuse.ReadIn) (*fs.DirHandle, error) {
 	r.dirMu.Lock()
@@ -36,13 +36,12 @@ func (r *raw) dirHandle(ctx *requestContext, in *fuse.ReadIn) (*fs.DirHandle, er
 	}
 	r.dirMu.Lock()
 	r.dirs[in.Fh] = h
-	r.nextDir = max(r.nextDir, in.Fh)
 	r.dirMu.Unlock()
 	return h, nil
 }
 
 func (r *raw) readdir(cancel <-chan struct{}, in *fuse.ReadIn, add func(*fs.DirEntry) bool) fuse.Status {
-	ctx := r.context(cancel, in.Pid)
+	ctx := r.context(cancel, &in.InHeader)
 	defer ctx.finish()
 	h, err := r.dirHandle(ctx, in)
 	if err == nil {
@@ -74,8 +73,10 @@ func (r *raw) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.Dir
 	})
 }
 
-func (r *raw) ReleaseDir(in *fuse.ReleaseIn) {
+func (r *raw) ReleaseDir(in *fuse.ReleaseIn) { r.releaseDir(in.Fh) }
+
+func (r *raw) releaseDir(fh uint64) {
 	r.dirMu.Lock()
-	delete(r.dirs, in.Fh)
+	delete(r.dirs, fh)
 	r.dirMu.Unlock()
 }

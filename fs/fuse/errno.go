@@ -10,6 +10,7 @@ import (
 	"github.com/leatfs/leatfs/cache"
 	"github.com/leatfs/leatfs/fs"
 	"github.com/leatfs/leatfs/fs/meta"
+	"github.com/leatfs/leatfs/fs/session"
 	"github.com/leatfs/leatfs/objstore"
 )
 
@@ -30,6 +31,7 @@ func sentinel(err error) (syscall.Errno, bool) {
 		{fs.ErrInvalid, syscall.EINVAL},
 		{fs.ErrBadHandle, syscall.EBADF},
 		{meta.ErrNoSpace, syscall.ENOSPC},
+		{session.ErrFull, syscall.ENFILE},
 		{meta.ErrNotFound, syscall.ESTALE}, // its directory was removed meanwhile
 		{context.Canceled, syscall.EINTR},
 	} {

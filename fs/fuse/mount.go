@@ -272,3 +272,14 @@ func Unmount(mountpoint string, lazy bool) error {
 	}
 	return nil
 }
+
+// Dead tells whether a leatfs is mounted at a path whose connection nobody holds any more, or was
+// aborted.
+func Dead(mountpoint string) bool {
+	// A stat of a dead mount's root may still be answered by the kernel, from its cache.
+	if err := unix.Statfs(mountpoint, new(unix.Statfs_t)); !errors.Is(err, unix.ENOTCONN) && !errors.Is(err, unix.ECONNABORTED) {
+		return false
+	}
+	t, err := MountedAt(mountpoint)
+	return err == nil && t == "fuse.leatfs"
+}

@@ -40,14 +40,16 @@ type shared struct {
 	nextDir uint64                   // by dirMu
 }
 
-func newRaw(log *slog.Logger) *raw {
+// newRaw makes the one that may wait. Directory handles are numbered from epoch on, the number of
+// this process among those that have served the mount: none is that of an earlier one.
+func newRaw(log *slog.Logger, epoch uint32) *raw {
 	return &raw{RawFileSystem: fuse.NewDefaultRawFileSystem(),
-		shared: &shared{log: log, dead: make(chan struct{}), dirs: make(map[uint64]*fs.DirHandle)}}
+		shared: &shared{log: log, dead: make(chan struct{}), dirs: make(map[uint64]*fs.DirHandle), nextDir: uint64(epoch) << 32}}
 }
 
 // context is that of one request.
-func (r *raw) context(cancel <-chan struct{}, pid uint32) *requestContext {
-	ctx := newRequestContext(cancel, pid)
+func (r *raw) context(cancel <-chan struct{}, h *fuse.InHeader) *requestContext {
+	ctx := newRequestContext(cancel, h)
 	ctx.noWait, ctx.dead = r.noWait, r.dead
 	return ctx
 }
@@ -85,7 +87,7 @@ func fillEntry(out *fuse.EntryOut, e *fs.Entry) {
 }
 
 func (r *raw) Lookup(cancel <-chan struct{}, h *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
-	ctx := r.context(cancel, h.Pid)
+	ctx := r.context(cancel, h)
 	defer ctx.finish()
 	e, err := r.fs.Lookup(ctx, fs.NodeID(h.NodeId), name)
 	if err != nil {
@@ -96,7 +98,7 @@ func (r *raw) Lookup(cancel <-chan struct{}, h *fuse.InHeader, name string, out 
 }
 
 func (r *raw) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
-	ctx := r.context(cancel, in.Pid)
+	ctx := r.context(cancel, &in.InHeader)
 	defer ctx.finish()
 	a, valid, err := r.fs.Getattr(ctx, fs.NodeID(in.NodeId))
 	if err != nil {
@@ -108,7 +110,7 @@ func (r *raw) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.Attr
 }
 
 func (r *raw) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	ctx := r.context(cancel, in.Pid)
+	ctx := r.context(cancel, &in.InHeader)
 	defer ctx.finish()
 	o, err := r.fs.Open(ctx, fs.NodeID(in.NodeId), int(in.Flags))
 	if err != nil {
@@ -127,7 +129,7 @@ func (r *raw) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 }
 
 func (r *raw) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
-	r.fs.Release(fs.NodeID(in.NodeId), in.Fh)
+	r.fs.Release(in.Fh)
 }
 
 func (r *raw) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status { return fuse.OK }
@@ -145,7 +147,7 @@ func (r *raw) StatFs(cancel <-chan struct{}, h *fuse.InHeader, out *fuse.StatfsO
 
 // Lseek: SEEK_DATA and SEEK_HOLE see a file without holes.
 func (r *raw) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.LseekOut) fuse.Status {
-	ctx := r.context(cancel, in.Pid)
+	ctx := r.context(cancel, &in.InHeader)
 	defer ctx.finish()
 	a, _, err := r.fs.Getattr(ctx, fs.NodeID(in.NodeId))
 	if err != nil {

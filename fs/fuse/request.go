@@ -6,9 +6,12 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"strconv"
 	"sync"
 	"time"
+
+	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
 // requestContext is the context of one request. An interrupt is only a hint that a signal
@@ -21,6 +24,7 @@ type requestContext struct {
 	context.Context
 	interrupted <-chan struct{}
 	pid         uint32
+	unique      uint64          // the request's number
 	noWait      bool            // see NoWait
 	dead        <-chan struct{} // closed when the connection has ended
 
@@ -35,8 +39,16 @@ type requestContext struct {
 // was interrupted. The kernel tells of the first signal only.
 const killPoll = 100 * time.Millisecond
 
-func newRequestContext(interrupted <-chan struct{}, pid uint32) *requestContext {
-	return &requestContext{Context: context.Background(), interrupted: interrupted, pid: pid}
+func newRequestContext(interrupted <-chan struct{}, h *fuse.InHeader) *requestContext {
+	return &requestContext{Context: context.Background(), interrupted: interrupted, pid: h.Pid, unique: h.Unique}
+}
+
+// resentBit is set in the number of a request that was sent to another process before.
+const resentBit = 1 << 63
+
+// Request tells package fs which request this is, and whether another process was sent it before.
+func (c *requestContext) Request() (unique uint64, resent bool) {
+	return c.unique &^ resentBit, c.unique&resentBit != 0
 }
 
 // NoWait tells package fs that this request must not wait; it then answers fs.ErrWouldWait.
@@ -108,6 +120,14 @@ func (c *requestContext) finish() {
 		close(stop)
 		c.wg.Wait()
 	}
+}
+
+// crash ends the process as a panic that nobody recovers does: what a panic leaves of locks and
+// tables is not to be trusted, and another process goes on at once. (go-fuse would go on.)
+func crash(p any) fuse.Status {
+	fmt.Fprintf(os.Stderr, "panic: %v\n\n%s", p, debug.Stack())
+	os.Exit(2)
+	return fuse.EIO
 }
 
 // dying tells whether SIGKILL is pending for the thread or process pid, or it is gone.

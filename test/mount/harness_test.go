@@ -217,14 +217,17 @@ func (m *mnt) stop() {
 	}
 	m.up = false
 	m.quiet()
-	pid := m.status().WorkerPID
+	s := m.status()
 	if out, err := m.w.command("umount", m.dir).CombinedOutput(); err != nil {
 		m.t.Errorf("umount: %v\n%s", err, out)
 		_ = syscall.Unmount(m.dir, syscall.MNT_DETACH)
-		_ = syscall.Kill(pid, syscall.SIGKILL)
+		_ = syscall.Kill(s.Keeper.PID, syscall.SIGKILL)
+		_ = syscall.Kill(s.WorkerPID, syscall.SIGKILL)
 	}
-	if alive(pid) {
-		m.t.Errorf("the daemon (process %d) is still there after umount", pid)
+	for _, pid := range []int{s.Keeper.PID, s.WorkerPID} {
+		if alive(pid) {
+			m.t.Errorf("process %d of the daemon is still there after umount", pid)
+		}
 	}
 	m.checkLog()
 }
@@ -239,7 +242,7 @@ func alive(pid int) bool {
 	return !strings.HasPrefix(rest, "Z")
 }
 
-// kill ends the daemon as kill -9 does, and removes the dead mount.
+// kill ends the daemon as kill -9 of all its processes does, and removes the dead mount.
 func (m *mnt) kill() {
 	m.t.Helper()
 	m.killOnly()
@@ -248,20 +251,23 @@ func (m *mnt) kill() {
 	}
 }
 
-// killOnly ends the daemon as kill -9 does.
+// killOnly ends the daemon as kill -9 of all its processes does: the keeper first, or it would
+// start another worker.
 func (m *mnt) killOnly() {
 	m.t.Helper()
-	pid := m.status().WorkerPID
-	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-		m.t.Fatal(err)
+	s := m.status()
+	for _, pid := range []int{s.Keeper.PID, s.WorkerPID} {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			m.t.Fatal(err)
+		}
+		m.eventually("the killed process is gone", func() error {
+			if alive(pid) {
+				return fmt.Errorf("process %d is alive", pid)
+			}
+			return nil
+		})
 	}
 	m.up = false
-	m.eventually("the killed daemon is gone", func() error {
-		if alive(pid) {
-			return fmt.Errorf("process %d is alive", pid)
-		}
-		return nil
-	})
 }
 
 // quiet waits until the daemon holds nothing for anybody, and fails if it goes on to.
@@ -297,9 +303,20 @@ func (m *mnt) logText() string {
 
 // status is the part of "leatfs status --json" that tests look at.
 type status struct {
-	WorkerPID   int  `json:"worker_pid"`
-	Passthrough bool `json:"passthrough"`
-	Origin      struct {
+	WorkerPID   int    `json:"worker_pid"`
+	Passthrough bool   `json:"passthrough"`
+	State       string `json:"state"`
+	Keeper      struct {
+		PID          int    `json:"pid"`
+		Gone         bool   `json:"gone"`
+		Restarts     int    `json:"restarts"`
+		LastDeath    string `json:"last_death"`
+		Upgrades     int    `json:"upgrades"`
+		UpgradeError string `json:"upgrade_error"`
+		GivenUp      int    `json:"given_up"`
+		LastGivenUp  string `json:"last_given_up"`
+	} `json:"keeper"`
+	Origin struct {
 		State    string `json:"state"`
 		Error    string `json:"last_error"`
 		Failures int64  `json:"consecutive_failures"`

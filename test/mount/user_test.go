@@ -48,6 +48,14 @@ func TestKilledDaemon(t *testing.T) {
 	mark := w.mark()
 	m.start()
 	m.same("d/large", data)
+	// Without the umount, the next mount removes what is left of the dead one.
+	m.killOnly()
+	m.expect = []string{"processes were all gone"}
+	m.start()
+	if n := mountsAt(t, m.dir); n != 1 {
+		t.Errorf("%d mounts are there", n)
+	}
+	m.same("d/large", data)
 	m.same("d/small", data[:1000])
 	if n := w.requests("GET", mark); n != 0 {
 		t.Errorf("%d GETs", n)

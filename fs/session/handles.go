@@ -1,0 +1,80 @@
+package session
+
+import (
+	"sync/atomic"
+	"unsafe"
+)
+
+// handleSize is the size of a record in bytes.
+const handleSize = 32
+
+// handleRecord is an open handle. A file handle is its number plus one, and above that how
+// often the record has been used: no two handles of a mount are the same.
+type handleRecord struct {
+	node   uint64 // 0: free
+	unique uint64 // the request that made it
+	uses   uint32
+	_      [12]byte
+}
+
+type handles struct {
+	slots
+	all *[maxHandles]handleRecord
+}
+
+func (h *handles) open(s *Session) {
+	h.all = (*[maxHandles]handleRecord)(unsafe.Pointer(&s.mem[handlesAt]))
+	h.scan(&s.head.handlesHigh, maxHandles, func(i uint32) bool { return h.all[i].node != 0 })
+}
+
+// NewHandle records a handle on a node, made by the request unique (0: none), before that is
+// answered. The number is unique for the life of the mount. ErrFull beyond 2 million.
+func (s *Session) NewHandle(node, unique uint64) (fh uint64, err error) {
+	i, err := s.handles.take()
+	if err != nil {
+		return 0, err
+	}
+	r := &s.handles.all[i]
+	r.unique = unique
+	r.uses++
+	atomic.StoreUint64(&r.node, node)
+	return uint64(r.uses)<<32 | uint64(i+1), nil
+}
+
+// FreeHandle forgets a handle and returns its node; false when there is no such handle, or no
+// longer.
+func (s *Session) FreeHandle(fh uint64) (node uint64, ok bool) {
+	i := uint32(fh) - 1
+	if i >= atomic.LoadUint32(&s.head.handlesHigh) {
+		return 0, false
+	}
+	r := &s.handles.all[i]
+	node = atomic.LoadUint64(&r.node)
+	// Of two that free it at the same time one wins.
+	if node == 0 || r.uses != uint32(fh>>32) || !atomic.CompareAndSwapUint64(&r.node, node, 0) {
+		return 0, false
+	}
+	s.handles.give(i)
+	return node, true
+}
+
+// Handles calls fn for every open handle. Nobody may make or free handles meanwhile.
+func (s *Session) Handles(fn func(fh, node, unique uint64)) {
+	for i := range atomic.LoadUint32(&s.head.handlesHigh) {
+		if r := &s.handles.all[i]; r.node != 0 {
+			fn(uint64(r.uses)<<32|uint64(i+1), r.node, r.unique)
+		}
+	}
+}
+
+// HandleOf returns the handle that a request made; false when there is none. It looks at all
+// handles, so it is for requests that were sent again only.
+func (s *Session) HandleOf(unique uint64) (fh, node uint64, ok bool) {
+	for i := range atomic.LoadUint32(&s.head.handlesHigh) {
+		r := &s.handles.all[i]
+		if n := atomic.LoadUint64(&r.node); n != 0 && r.unique == unique {
+			return uint64(r.uses)<<32 | uint64(i+1), n, true
+		}
+	}
+	return 0, 0, false
+}

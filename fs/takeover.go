@@ -1,0 +1,154 @@
+package fs
+
+import (
+	"context"
+	"errors"
+
+	"github.com/leatfs/leatfs/cache"
+	"github.com/leatfs/leatfs/fs/meta"
+	"github.com/leatfs/leatfs/fs/session"
+)
+
+// A process that takes a mount over finds in the session which nodes are open, and which files
+// the kernel reads by itself. That is all it needs to answer: everything else is found in the
+// index and the cache when a request comes that needs it.
+
+// restore fills the table with what the process before had opened, and gives back in the
+// background what it merely kept. It is called before anything else is.
+func (f *FS) restore() {
+	t := &f.open
+	t.session.Handles(func(_, node, _ uint64) {
+		o := t.nodes[NodeID(node)]
+		if o == nil {
+			// Its way of serving is not looked at again: after the last close, it goes.
+			o = &openNode{node: NodeID(node), restored: true, dead: true}
+			t.nodes[o.node] = o
+		}
+		o.handles++
+		t.handles++
+	})
+	var kept []session.Backing
+	t.session.Backings(func(b session.Backing) {
+		o := t.nodes[NodeID(b.Node)]
+		if o == nil || o.pass {
+			kept = append(kept, b)
+			return
+		}
+		o.pass, o.backing, o.ref, o.file = true, b.ID, b.Ref, cache.ID(b.File)
+		t.byFile[o.file] = o
+	})
+	lost := t.session.Unrecorded()
+	if f.open.backing != nil && t.session.Epoch() > 1 {
+		// The process before may have been killed before it had given them back, or had come
+		// to know their ids. Nobody can be using them: an open is answered after its record.
+		f.wg.Add(1)
+		go func() {
+			defer f.wg.Done()
+			for _, id := range lost {
+				t.backing.Unregister(id)
+			}
+			for _, b := range kept {
+				if f.ctx.Err() != nil {
+					return
+				}
+				t.unregister(b.ID, b.Ref)
+			}
+		}()
+	}
+	for n, o := range t.nodes {
+		if !o.pass {
+			// The process before may have found bytes to be wrong, and not have come to say so.
+			f.notify(change{node: n})
+		}
+	}
+}
+
+// made returns the handle that a request made before it was sent again.
+func (t *openTable) made(n NodeID, unique uint64) (Opened, bool) {
+	fh, node, ok := t.session.HandleOf(unique)
+	if !ok || NodeID(node) != n {
+		return Opened{}, false
+	}
+	o := t.get(n)
+	if o == nil {
+		return Opened{}, false
+	}
+	return opened(o, fh), true
+}
+
+// revive makes a node that was taken over usable: its version is looked up in the index, and
+// its object in the cache. Of one that is no longer open it returns nil.
+func (f *FS) revive(ctx context.Context, n NodeID) (*openNode, error) {
+	o := f.open.get(n)
+	if o == nil || !o.restored {
+		return o, nil
+	}
+	end, err := f.open.begin(ctx, n)
+	if err != nil {
+		return nil, err
+	}
+	o, err = f.revived(ctx, f.open.get(n))
+	end(err)
+	return o, err
+}
+
+// revived is revive for one who is the only one to open the node.
+func (f *FS) revived(ctx context.Context, o *openNode) (*openNode, error) {
+	if o == nil || !o.restored {
+		return o, nil
+	}
+	if noWait(ctx) {
+		return nil, ErrWouldWait
+	}
+	in, err := f.versionOf(o)
+	if err != nil {
+		return nil, err
+	}
+	n := &openNode{node: o.node, inode: in, backing: o.backing, ref: o.ref, file: o.file, pass: o.pass}
+	if in.Object.Size > 0 {
+		ident, err := f.identity(&in)
+		if err != nil {
+			return nil, err
+		}
+		if n.obj, err = f.cache.Object(ctx, ident, f.store); err != nil {
+			return nil, err
+		}
+	}
+	if !f.open.replace(o, n) {
+		f.open.letGo(n)
+		return f.open.get(o.node), nil
+	}
+	return n, nil
+}
+
+// versionOf returns the inode as the version that an open node serves. ErrStale when the index
+// was lost: what the node was is not known then, and not guessed.
+func (f *FS) versionOf(o *openNode) (meta.Inode, error) {
+	if !o.restored {
+		return o.inode, nil
+	}
+	in, err := f.db.InodeAt(f.ino(o.node), o.node.Gen())
+	if errors.Is(err, meta.ErrNotFound) {
+		err = ErrStale
+	}
+	return in, err
+}
+
+// replace puts n in the place of o; false when o is in the table no more.
+func (t *openTable) replace(o, n *openNode) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.nodes[o.node] != o {
+		return false
+	}
+	n.handles, n.dead = o.handles, o.dead
+	t.put(n)
+	return true
+}
+
+// holds tells whether somebody has a generation of an inode open.
+func (t *openTable) holds(ino meta.Ino, gen uint32) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.nodes[Node(ino, gen)] != nil
+}
