@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"time"
@@ -211,10 +210,12 @@ func newReceiver(conn *net.UnixConn, size int) *receiver {
 // another when the conn is of no more use.
 func (r *receiver) next() (packet, error) {
 	n, oobn, flags, _, err := r.conn.ReadMsgUnix(r.buf, r.oob)
+	if errors.Is(err, unix.ECONNRESET) {
+		// The other side closed its end with packets unread, and that is said once, before what
+		// it sent last.
+		n, oobn, flags, _, err = r.conn.ReadMsgUnix(r.buf, r.oob)
+	}
 	if err != nil {
-		if errors.Is(err, unix.ECONNRESET) { // closed with packets unread
-			err = io.EOF
-		}
 		return packet{}, err
 	}
 	var p packet

@@ -1,8 +1,8 @@
 package keeper
 
 import (
-	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -53,24 +53,17 @@ func TestUpgradeKeepsProgram(t *testing.T) {
 	b.see("exe 3 " + exe + " (deleted)")
 }
 
-// copyProgram puts a copy of this program at a path.
+// copyProgram puts a copy of this program at a path. Another process writes it: a descriptor for
+// writing in this one could be inherited by a child for a moment, and the copy not be started.
 func copyProgram(t *testing.T, path string) {
 	t.Helper()
 	_ = os.Remove(path)
-	in, err := os.Open("/proc/self/exe")
+	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = in.Close() }()
-	out, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o700)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := io.Copy(out, in); err != nil {
-		t.Fatal(err)
-	}
-	if err := out.Close(); err != nil {
-		t.Fatal(err)
+	if out, err := exec.Command("cp", exe, path).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
 	}
 }
 
@@ -206,7 +199,7 @@ func TestUpgradeHelps(t *testing.T) {
 // One more SIGHUP during an upgrade is one more upgrade.
 func TestUpgradeTwice(t *testing.T) {
 	t.Parallel()
-	b := run(t, first, "beat until:x prepared go ready serve", standby)
+	b := run(t, first, "beat until:x prepared go ready serve", standby, later)
 	b.signals <- unix.SIGHUP // too early: a line of the log
 	b.ready(0)
 	b.signals <- unix.SIGHUP

@@ -170,6 +170,9 @@ func (p *player) do(word string) int {
 	case "exe":
 		exe, err := os.Readlink("/proc/self/exe")
 		note(p.dir, "exe %d %s %v", p.n, exe, err)
+	case "fds":
+		names, err := os.ReadDir("/proc/self/fd")
+		note(p.dir, "fds %d %d %v", p.n, len(names), err)
 	case "news":
 		go func() {
 			for said := ""; ; time.Sleep(5 * time.Millisecond) {
@@ -231,7 +234,8 @@ func (p *player) serve() int {
 		}
 	}
 	note(p.dir, "orphan %d", p.n)
-	return p.do("until:end")
+	p.do("until:end")
+	return 0
 }
 
 // mounted hands over a device that is a memory file with a line for each worker, or, with the
