@@ -2,3 +2,10 @@ package cache
 
 // SetBeforeWrite has fn called before each write of a run; call it before the first read.
 func SetBeforeWrite(c *Cache, fn func()) { c.beforeWrite = fn }
+
+// Waiting is how many readers wait for a download of o.
+func Waiting(o *Object) int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return len(o.waiters)
+}

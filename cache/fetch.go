@@ -45,8 +45,14 @@ type fetch struct {
 	o      *Object
 	lo, hi uint32
 	whole  bool          // the entire object, by a GET without a range
+	ahead  bool          // begun by Prefetch, for nobody as yet
+	number uint64        // of the object's fetches, in the order in which they began
 	done   chan struct{} // closed at the end; err is final then
 	err    error
+
+	answered bool               // the origin has sent the header; o.mu guards it
+	ctx      context.Context    // of the GET
+	stop     context.CancelFunc // ends it
 
 	prio   atomic.Uint32                      // objstore.Priority; only ever becomes more urgent
 	raised chan struct{}                      // closed when it became Demand; nil if it always was
@@ -77,14 +83,19 @@ func (o *Object) start(lo, hi uint32, p objstore.Priority, ahead bool, max uint3
 		for end < hi && end-n < max && o.blocks[end] == nil && !o.present(end) {
 			end++
 		}
-		f := &fetch{o: o, lo: n, hi: end, whole: n == 0 && end == o.blockN, done: make(chan struct{})}
+		f := &fetch{o: o, lo: n, hi: end, whole: n == 0 && end == o.blockN, ahead: ahead, number: o.begun + 1, done: make(chan struct{})}
 		f.prio.Store(uint32(p))
+		ctx := objstore.WithPriority(o.c.ctx, p)
 		if p != objstore.Demand {
 			f.raised = make(chan struct{})
+			ctx = objstore.WithRaised(ctx, f.raised)
 		}
+		f.ctx, f.stop = context.WithCancel(ctx)
 		if !o.c.work.goFunc(f.run) {
+			f.stop()
 			return started, ErrClosed
 		}
+		o.begun++
 		for i := n; i < end; i++ {
 			o.blocks[i] = &block{o: o, n: i, fetch: f, ahead: ahead}
 		}
@@ -115,6 +126,7 @@ func (o *Object) span(lo, hi uint32) int64 {
 func (f *fetch) run() {
 	o := f.o
 	err := f.stream()
+	f.stop()
 	if err == nil {
 		o.c.n.fetches.Add(1)
 	} else {
@@ -134,8 +146,11 @@ func (f *fetch) run() {
 			delete(o.blocks, n)
 			o.loose--
 			o.c.flying.Add(-1)
-			o.arrived(n, err)
+			o.arrived(f, n, err)
 		}
+	}
+	if objstore.KindOf(err).Temporary() {
+		o.stopGuesses()
 	}
 	o.fetches--
 	close(f.done)
@@ -146,6 +161,17 @@ func (f *fetch) run() {
 		o.c.retire(o)
 	}
 	o.c.pool.Nudge()
+}
+
+// stopGuesses ends the prefetches of an origin that has just failed: those that nobody has come to
+// wait for, and that have no answer yet. Else they would stand in the way of readers when it is
+// well again, for the sake of others that have long had their error. o.mu is held.
+func (o *Object) stopGuesses() {
+	for _, b := range o.blocks {
+		if f := b.fetch; f != nil && f.ahead && !f.answered && f.prio.Load() != uint32(objstore.Demand) {
+			f.stop()
+		}
+	}
 }
 
 // get asks the origin, and makes sure that what it answers is this version.
@@ -172,6 +198,7 @@ func (f *fetch) get(ctx context.Context) (*objstore.Reader, error) {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	f.answered = true
 	if o.version == "" {
 		o.version = r.Object.VersionID
 	}
@@ -209,11 +236,7 @@ func (o *Object) learn(s objstore.Checksum) {
 }
 
 func (f *fetch) stream() error {
-	o := f.o
-	ctx := objstore.WithPriority(o.c.ctx, objstore.Priority(f.prio.Load()))
-	if f.raised != nil {
-		ctx = objstore.WithRaised(ctx, f.raised)
-	}
+	o, ctx := f.o, f.ctx
 	r, err := f.get(ctx)
 	if err != nil {
 		return err
@@ -314,22 +337,22 @@ func (o *Object) arrive(f *fetch, n uint32, data *buf.Buf, crc uint64, alg objst
 	b.fetch = nil
 	b.buf, b.crc, b.sum32, b.has32 = data, crc, sum32, is32(alg) && alg == o.sumAlg
 	b.queued = true
-	o.arrived(n, nil)
+	o.arrived(f, n, nil)
 	return b
 }
 
-// arrived tells those who wait that block n is no longer flying; o.mu is held.
-func (o *Object) arrived(n uint32, err error) {
+// arrived tells those who wait that block n of f is no longer flying; o.mu is held.
+func (o *Object) arrived(f *fetch, n uint32, err error) {
 	for i := 0; i < len(o.waiters); i++ {
 		w := o.waiters[i]
 		if n < w.lo || n >= w.hi {
 			continue
 		}
 		w.left--
-		if err != nil && w.err == nil {
+		if err != nil && w.err == nil && f.number > w.since {
 			w.err = err
 		}
-		if w.left <= 0 || w.err != nil {
+		if w.left <= 0 || err != nil {
 			o.unwait(w)
 			close(w.ch)
 			i--

@@ -30,6 +30,7 @@ type Object struct {
 	lent    int        // open loans
 	busy    int        // background work that needs the object: completing, HEAD, verifying
 	fetches int        // in progress
+	begun   uint64     // fetches so far: the number of the last
 	retired bool       // out of the table; must not be used any more
 
 	version  string // Identity.VersionID, or the one learned later
@@ -86,9 +87,10 @@ type md5State struct {
 	sum   uint64 // combined CRC64NVME of the bytes that were hashed
 }
 
-// waiter waits until no block of [lo, hi) is flying.
+// waiter waits until no block of [lo, hi) is flying, or a fetch of one fails.
 type waiter struct {
 	lo, hi uint32
+	since  uint64 // only fetches with higher numbers count for err
 	left   int
 	err    error // of a fetch
 	done   bool

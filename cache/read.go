@@ -63,7 +63,9 @@ func (d *Data) Release() {
 //
 // Errors: ctx's; ErrStale when bytes are absent and the origin no longer has this version;
 // that of the origin (an *objstore.Error), after which another Read tries again; kind Corrupt
-// when the origin's data does not match its own checksum.
+// when the origin's data does not match its own checksum. The origin's error is of a download
+// that began after this Read did: who joins an older one, and sees it fail, makes another. So a
+// Read takes at most twice as long as the store takes to give up.
 func (o *Object) Read(ctx context.Context, off, n int64) (*Data, error) {
 	n = min(n, o.c.maxRead-off%BlockSize)
 	lo, hi := o.blockRange(off, n)
@@ -93,6 +95,7 @@ type reading struct {
 	off, end int64
 	held     [maxReadBlocks]*block // blocks of which wanted was raised
 	missed   bool                  // some bytes had to come from the origin
+	since    uint64                // number of the object's last fetch when the Read began
 }
 
 // diskTries is how often blocks that turn out bad or gone on disk are fetched anew within one Read.
@@ -100,8 +103,11 @@ const diskTries = 8
 
 func (r *reading) run(ctx context.Context, d *Data) error {
 	o := r.o
-	for range diskTries {
+	for try := range diskTries {
 		o.mu.Lock()
+		if try == 0 {
+			r.since = o.begun
+		}
 		err := r.await(ctx)
 		if err != nil {
 			r.unhold()
@@ -177,7 +183,7 @@ func (r *reading) await(ctx context.Context) error {
 			return nil
 		}
 		r.missed = true
-		w := &waiter{lo: r.lo, hi: r.hi, left: flying, ch: make(chan struct{})}
+		w := &waiter{lo: r.lo, hi: r.hi, since: r.since, left: flying, ch: make(chan struct{})}
 		o.waiters = append(o.waiters, w)
 		o.mu.Unlock()
 		err := wait(ctx, w.ch)
