@@ -75,6 +75,8 @@ type Link struct {
 
 	mu    sync.Mutex // guards start
 	start Start
+
+	sending sync.Mutex // held over a message and its deadline; not together with mu
 }
 
 // Attach finds the keeper that started this process. It returns nil and no error when none
@@ -123,7 +125,7 @@ func attach(value string) (*Link, error) {
 
 // newLink reads the first message and starts the goroutine that reads the rest.
 func newLink(conn *net.UnixConn) (*Link, error) {
-	in := newReceiver(conn, maxMessage)
+	in := newReceiver(conn)
 	if err := conn.SetReadDeadline(time.Now().Add(linkStartWait)); err != nil {
 		return nil, err
 	}
@@ -272,7 +274,13 @@ func (l *Link) StatusText(text string) { _ = l.send(message{Kind: kindStatus, Te
 // the worker is not: a keeper that hears nothing for 10 s replaces the worker. It counts from the
 // start in ModeTakeover and ModeRefuse, from Go in ModeStandby, and from Ready in ModeMount. A
 // keeper that does not read is not waited for.
-func (l *Link) Beat() { _ = send(l.conn, message{Kind: kindBeat}, nil, false) }
+func (l *Link) Beat() {
+	if !l.sending.TryLock() {
+		return // what is being said is a sign of life too
+	}
+	defer l.sending.Unlock()
+	_ = send(l.conn, message{Kind: kindBeat}, nil, false)
+}
 
 // Close closes the link and waits for the goroutine that reads it, so Commands is closed too. A
 // keeper replaces a worker that lives on without its link: only for the end of the process.
@@ -295,10 +303,14 @@ func (l *Link) sendFiles(m message, files []*os.File) error {
 		}
 	}
 	defer closeAll(fds)
+	l.sending.Lock()
+	defer l.sending.Unlock()
 	if err := l.conn.SetWriteDeadline(time.Now().Add(linkSendWait)); err != nil {
 		return fmt.Errorf("tell the keeper: %w", err)
 	}
-	if err := send(l.conn, m, fds, true); err != nil {
+	err := send(l.conn, m, fds, true)
+	// A deadline that has passed would end every later write at once.
+	if err = errors.Join(err, l.conn.SetWriteDeadline(time.Time{})); err != nil {
 		return fmt.Errorf("tell the keeper: %w", err)
 	}
 	return nil
