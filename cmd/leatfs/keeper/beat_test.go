@@ -32,7 +32,7 @@ func TestBeatsAfterMessage(t *testing.T) {
 	if err := b.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
 		t.Fatal(err)
 	}
-	in := newReceiver(b, maxMessage)
+	in := newReceiver(b)
 	for _, want := range []kind{kindStatus, kindBeat} {
 		if p, err := in.next(); err != nil || p.Kind != want {
 			t.Fatalf("got %q %v, want %q", p.Kind, err, want)
