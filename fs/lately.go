@@ -7,32 +7,51 @@ import (
 
 // A READ that fails was often the kernel's readahead, and the kernel then asks once more for
 // the page that is really wanted. A request that has just used up all its tries is answered from
-// here then: the application would otherwise wait twice as long as it was promised.
+// here then: the application would otherwise wait twice as long as it was promised. Only through
+// the same handle: who has opened the file since then gets tries of its own.
 const (
 	failureFor  = time.Second
-	failureSpan = 1 << 20 // bytes, the kernel's largest READ
+	maxFailures = 256 // handles of one node
 )
 
-// failure is the last failed read of an open node. Safe for parallel use.
+// failure remembers the last failed read of each handle of an open node. The zero value is ready
+// to use. Safe for parallel use.
 type failure struct {
-	mu  sync.Mutex
-	off int64
-	at  int64 // nanoseconds since 1970
-	err error
+	mu sync.Mutex
+	of map[uint64]failedRead // by handle; guarded by mu
 }
 
-func (l *failure) set(off, now int64, err error) {
-	l.mu.Lock()
-	l.off, l.at, l.err = off, now, err
-	l.mu.Unlock()
+// failedRead is a read of [off, end) that failed.
+type failedRead struct {
+	off, end int64
+	at       int64 // nanoseconds since 1970
+	err      error
 }
 
-// get returns the error of a read that failed just now around off, nil if there is none.
-func (l *failure) get(off, now int64) error {
+// set notes that the read of [off, off+n) through fh has failed now.
+func (l *failure) set(fh uint64, off, n, now int64, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.err == nil || now-l.at > int64(failureFor) || off < l.off || off >= l.off+failureSpan {
+	for fh, r := range l.of {
+		if r.past(now) {
+			delete(l.of, fh)
+		}
+	}
+	if l.of == nil || len(l.of) >= maxFailures {
+		l.of = make(map[uint64]failedRead)
+	}
+	l.of[fh] = failedRead{off: off, end: off + n, at: now, err: err}
+}
+
+func (r failedRead) past(now int64) bool { return now-r.at > int64(failureFor) }
+
+// get returns the error of a read through fh that failed just now around off, nil if there is none.
+func (l *failure) get(fh uint64, off, now int64) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r, ok := l.of[fh]
+	if !ok || r.past(now) || off < r.off || off >= r.end {
 		return nil
 	}
-	return l.err
+	return r.err
 }

@@ -31,25 +31,25 @@ func (f *FS) Read(ctx context.Context, node NodeID, fh uint64, off, n int64, pid
 	if o.obj == nil || off >= o.inode.Object.Size || n <= 0 {
 		return &cache.Data{}, nil
 	}
-	if err := o.failed.get(off, f.now()); err != nil {
+	if err := o.failed.get(fh, off, f.now()); err != nil && o.obj.Missing(off, n) {
 		return nil, err
 	}
 	f.stats.reads.Add(1)
 	f.engine.OnRead(o.obj, fh, pid, off, n, o.inode.Object.Size)
 	d, err := o.obj.Read(ctx, off, n)
 	if err != nil {
-		return nil, f.readFailed(ctx, o, off, err)
+		return nil, f.readFailed(ctx, o, fh, off, n, err)
 	}
 	f.stats.readBytes.Add(n)
 	return d, nil
 }
 
-func (f *FS) readFailed(ctx context.Context, o *openNode, off int64, err error) error {
+func (f *FS) readFailed(ctx context.Context, o *openNode, fh uint64, off, n int64, err error) error {
 	path := f.path(o.inode.Parent, o.inode.Name)
 	if !errors.Is(err, cache.ErrStale) {
 		failed := &PathError{Op: "read", Path: path, Err: err}
 		if objstore.KindOf(err).Temporary() {
-			o.failed.set(off, f.now(), failed)
+			o.failed.set(fh, off, n, f.now(), failed)
 		}
 		return failed
 	}
