@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/leatfs/leatfs/fs/meta"
+	"github.com/leatfs/leatfs/objstore"
 	"github.com/leatfs/leatfs/objstore/list"
 )
 
@@ -55,6 +56,18 @@ func (f *FS) list(dir *meta.Inode) *listJob {
 		close(j.done)
 	}()
 	return j
+}
+
+// relist waits for the listing of dir that is under way, or for a new one. One that fails and
+// began before this call says nothing of the origin as it is by now: then there is another.
+func (f *FS) relist(ctx context.Context, dir *meta.Inode) error {
+	since := f.now()
+	j := f.list(dir)
+	err := j.wait(ctx)
+	if j.began < since && objstore.KindOf(err).Temporary() {
+		err = f.list(dir).wait(ctx)
+	}
+	return err
 }
 
 // wait returns when the listing has ended.

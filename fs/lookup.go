@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/singleflight"
 
 	"github.com/leatfs/leatfs/fs/meta"
 	"github.com/leatfs/leatfs/objstore"
@@ -136,7 +137,7 @@ func (f *FS) revalidate(ctx context.Context, dir, in *meta.Inode, lst *meta.List
 	}
 	if lst.Complete != 0 {
 		if lst.Entries <= inlineRelist {
-			if err := f.list(dir).wait(ctx); err != nil {
+			if err := f.relist(ctx, dir); err != nil {
 				return *in, err
 			}
 			return f.afterList(ctx, dir, in)
@@ -167,10 +168,9 @@ func (f *FS) afterList(ctx context.Context, dir, old *meta.Inode) (meta.Inode, e
 func (f *FS) head(ctx context.Context, dir, in *meta.Inode) (meta.Inode, error) {
 	d, i := *dir, *in
 	return f.shared(ctx, func() (any, error) {
-		v, err, _ := f.heads.Do(strconv.FormatUint(uint64(i.Ino), 36), func() (any, error) {
+		return joined(&f.heads, strconv.FormatUint(uint64(i.Ino), 36), func() (any, error) {
 			return f.headNow(f.ctx, &d, &i)
 		})
-		return v, err
 	})
 }
 
@@ -229,11 +229,26 @@ func (f *FS) update(ino meta.Ino, obj *objstore.Object, began int64) (meta.Inode
 func (f *FS) resolve(ctx context.Context, dir *meta.Inode, name string) (meta.Inode, error) {
 	d := *dir
 	return f.shared(ctx, func() (any, error) {
-		v, err, _ := f.resolves.Do(negKey(d.Ino, name), func() (any, error) {
+		return joined(&f.resolves, negKey(d.Ino, name), func() (any, error) {
 			return f.resolveNow(f.ctx, &d, name)
 		})
-		return v, err
 	})
+}
+
+// joined runs work, or waits for the one under the same key that is under way. When that one
+// fails, and began before this call did, it says nothing of the origin as it is by now: then work
+// is run once more, or another joined that has just begun.
+func joined(g *singleflight.Group, key string, work func() (any, error)) (any, error) {
+	own := false
+	run := func() (any, error) {
+		own = true
+		return work()
+	}
+	v, err, _ := g.Do(key, run)
+	if !own && objstore.KindOf(err).Temporary() {
+		v, err, _ = g.Do(key, run)
+	}
+	return v, err
 }
 
 // shared runs work that others may be waiting for too: it goes on when this caller gives up.
