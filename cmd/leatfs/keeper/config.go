@@ -30,9 +30,10 @@ type Config struct {
 	Level slog.Level
 	// Signals, when not nil, is read in place of the process's own SIGTERM, SIGINT and SIGHUP.
 	Signals <-chan os.Signal
-	// KeepOOMScore leaves the process as likely a victim of the OOM killer as it is. Otherwise a
-	// privileged keeper is the last to be killed, and its workers have the score that it had.
-	KeepOOMScore bool
+	// Shared says that the process does something else too, as a test does. Otherwise it is made
+	// small, and the last to be killed for want of memory if it may be: its workers have the score
+	// that it had.
+	Shared bool
 	// Times are for tests; what is zero is as DefaultTimes.
 	Times Times
 }

@@ -119,7 +119,8 @@ func newKeeper(cfg Config) (*keeper, error) {
 		k.log.Warn("systemd is told nothing", "error", err)
 	}
 	k.oom = newOOMCounter()
-	if !cfg.KeepOOMScore {
+	if !cfg.Shared {
+		slim()
 		k.oomScore = protectFromOOM()
 	}
 	for name, fd := range storedFiles() {

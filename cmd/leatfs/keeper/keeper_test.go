@@ -66,11 +66,11 @@ func scripted(t *testing.T, lines ...string) (string, Config) {
 		}
 	}
 	return dir, Config{
-		Args:         []string{"original"},
-		Exe:          filepath.Join(dir, "exe"),
-		Env:          append(os.Environ(), testDir+"="+dir),
-		KeepOOMScore: true,
-		Times:        quick(),
+		Args:   []string{"original"},
+		Exe:    filepath.Join(dir, "exe"),
+		Env:    append(os.Environ(), testDir+"="+dir),
+		Shared: true,
+		Times:  quick(),
 	}
 }
 

@@ -193,28 +193,54 @@ func send(conn *net.UnixConn, m message, fds []int, wait bool) error {
 // receiver reads packets from a conn; one goroutine at a time may use it.
 type receiver struct {
 	conn *net.UnixConn
-	buf  []byte // made at the first packet, maxMessage+1 long at most
+	buf  []byte // grows with the packets, up to maxMessage+1
 	oob  []byte
 }
 
-func newReceiver(conn *net.UnixConn, size int) *receiver {
-	return &receiver{
-		conn: conn,
-		buf:  make([]byte, size),
-		oob:  make([]byte, unix.CmsgSpace(4*maxFiles)),
+func newReceiver(conn *net.UnixConn) *receiver {
+	return &receiver{conn: conn, oob: make([]byte, unix.CmsgSpace(4*maxFiles))}
+}
+
+// peek waits for a packet and makes the buffer long enough for it: most are short, and a keeper
+// is small.
+func (r *receiver) peek() error {
+	raw, err := r.conn.SyscallConn()
+	if err != nil {
+		return err
 	}
+	var n int
+	var rerr error
+	err = raw.Read(func(fd uintptr) bool {
+		for {
+			n, _, rerr = unix.Recvfrom(int(fd), nil, unix.MSG_PEEK|unix.MSG_TRUNC|unix.MSG_DONTWAIT)
+			if rerr != unix.EINTR {
+				return rerr != unix.EAGAIN
+			}
+		}
+	})
+	if err == nil {
+		err = rerr
+	}
+	if n = min(n, maxMessage+1); n > len(r.buf) {
+		r.buf = make([]byte, max(n, 1<<10))
+	}
+	return err
 }
 
 // next waits for a packet. The error is io.EOF when the other side has closed its end, wraps
 // errTooBig or errGarbage when the packet was no message and the next may be one, and is
 // another when the conn is of no more use.
 func (r *receiver) next() (packet, error) {
-	n, oobn, flags, _, err := r.conn.ReadMsgUnix(r.buf, r.oob)
+	err := r.peek()
 	if errors.Is(err, unix.ECONNRESET) {
 		// The other side closed its end with packets unread, and that is said once, before what
 		// it sent last.
-		n, oobn, flags, _, err = r.conn.ReadMsgUnix(r.buf, r.oob)
+		err = r.peek()
 	}
+	if err != nil {
+		return packet{}, err
+	}
+	n, oobn, flags, _, err := r.conn.ReadMsgUnix(r.buf, r.oob)
 	if err != nil {
 		return packet{}, err
 	}

@@ -167,7 +167,7 @@ const maxGarbage = 100
 
 // read passes what a worker says to the loop, until the link is closed.
 func (k *keeper) read(w *worker) {
-	in := newReceiver(w.conn, maxMessage)
+	in := newReceiver(w.conn)
 	for {
 		p, err := in.next()
 		switch {
@@ -206,6 +206,8 @@ func judge(w *worker, ws syscall.WaitStatus, oom bool) verdict {
 		return verdict{text: "it hung and was killed: " + w.hung, blame: true}
 	case w.failed:
 		return verdict{text: "its start did not work: " + w.failure}
+	case w.ended:
+		return verdict{text: "the mount ended"}
 	case w.ordered:
 		return verdict{text: "it was told to end and had to be killed"}
 	case w.told && ws.Exited() && ws.ExitStatus() == 0:

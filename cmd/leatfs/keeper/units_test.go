@@ -110,6 +110,7 @@ func TestJudge(t *testing.T) {
 		{w: worker{hung: "why"}, ws: sig(unix.SIGKILL), want: verdict{text: "it hung and was killed: why", blame: true}},
 		{w: worker{hung: "why", ordered: true}, ws: exit(2), want: verdict{text: "it hung and was killed: why", blame: true}},
 		{w: worker{ordered: true}, ws: sig(unix.SIGKILL), oom: true, want: verdict{text: "it was told to end and had to be killed"}},
+		{w: worker{ended: true}, ws: exit(2), want: verdict{text: "the mount ended"}},
 		{w: worker{told: true}, ws: exit(0), want: verdict{text: "it drained"}},
 		{w: worker{told: true}, ws: exit(2), want: verdict{text: "it exited with status 2", blame: true}},
 		{w: worker{failed: true, failure: "no"}, ws: exit(1), want: verdict{text: "its start did not work: no"}},
@@ -195,7 +196,7 @@ func TestMessages(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = b.Close() }()
-	in := newReceiver(b, maxMessage)
+	in := newReceiver(b)
 
 	// A process's arguments may be long.
 	args := []string{"mount", strings.Repeat("x", 100<<10)}
@@ -330,5 +331,33 @@ func TestAttachRefuses(t *testing.T) {
 	t.Setenv(linkEnv, fmt.Sprint(pair[1]))
 	if _, err := Attach(); err == nil || !strings.Contains(err.Error(), "version 2 of the protocol") {
 		t.Errorf("%v", err)
+	}
+}
+
+func TestCleanMappings(t *testing.T) {
+	const text = `00400000-00800000 r-xp 00000000 fe:00 1234 /usr/bin/leatfs (deleted)
+Rss:                 100 kB
+Anonymous:             0 kB
+VmFlags: rd ex mr mw me sd
+00800000-00900000 r--p 00400000 fe:00 1234 /usr/bin/leatfs
+Anonymous:             4 kB
+00900000-00a00000 rw-p 00500000 fe:00 1234 /usr/bin/leatfs
+Anonymous:             0 kB
+00a00000-00b00000 r--p 00600000 fe:00 1234 /usr/bin/leatfs
+Anonymous:             0 kB
+c000000000-c000400000 r--p 00000000 00:00 0 [anon: Go: heap]
+Anonymous:             0 kB
+7ffc5a9d6000-7ffc5a9d8000 r-xp 00000000 00:00 0 [vdso]
+Anonymous:             0 kB
+00b00000-00c00000 r-xs 00600000 fe:00 1234 /usr/bin/leatfs
+Anonymous:             0 kB
+`
+	want := fmt.Sprint([][2]uintptr{{0x400000, 0x800000}, {0xa00000, 0xb00000}})
+	if got := fmt.Sprint(cleanMappings(text)); got != want {
+		t.Errorf("%v, want %v", got, want)
+	}
+	shed() // and all goes on
+	if b, err := os.ReadFile("/proc/self/smaps"); err != nil || len(cleanMappings(string(b))) == 0 {
+		t.Errorf("nothing of this program could be dropped: %v", err)
 	}
 }

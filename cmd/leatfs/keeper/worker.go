@@ -153,6 +153,7 @@ func (k *keeper) ready(w *worker, args []string) {
 	}
 	w.phase, w.readyAt = ready, time.Now()
 	k.log.Info("worker ready", "worker", w.pid(), "mode", w.mode, "after", w.readyAt.Sub(w.since).Round(time.Millisecond))
+	shed()
 	if !k.notified {
 		k.notified = true
 		k.tell("READY=1", fmt.Sprintf("MAINPID=%d", os.Getpid()))
