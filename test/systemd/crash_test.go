@@ -1,6 +1,7 @@
 package systemd
 
 import (
+	"os"
 	"strconv"
 	"testing"
 )
@@ -68,10 +69,37 @@ func TestKeeperKilled(t *testing.T) {
 	l.goesOn(m)
 }
 
+// A mistake that was made in the configuration meanwhile does not end a mount: it waits.
+func TestKeeperKilledAndConfigurationBroken(t *testing.T) {
+	w := newWorld(t)
+	m := w.service("RestartSec=100ms")
+	config := m.path("/etc/leatfs/data.yaml")
+	good, err := os.ReadFile(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mount := m.mountLine(mountpoint)
+	l := startLoad(w, m)
+	defer l.end()
+	l.goesOn(m)
+	if err := os.WriteFile(config, append([]byte("no-such-option: 1\n"), good...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m.kill("KILL", m.mainPID())
+	m.eventually("the service is tried again", func() bool { return m.restarts() >= 3 })
+	if err := os.WriteFile(config, good, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m.eventually("it is active", func() bool { return m.property(unit, "ActiveState") == "active" })
+	l.goesOn(m)
+	m.wantSame(mount, 0)
+	w.check(m, mountpoint)
+}
+
 // A keeper that hangs is noticed.
 func TestKeeperHangs(t *testing.T) {
 	w := newWorld(t)
-	m := w.service("WatchdogSec=4s", "LimitCORE=0")
+	m := w.service("WatchdogSec=8s")
 	mount := m.mountLine(mountpoint)
 	l := startLoad(w, m)
 	defer l.end()

@@ -54,9 +54,11 @@ func TestBoot(t *testing.T) {
 		}
 		m.status("/mnt/auto")
 		m.must("systemctl", "stop", "mnt-auto.mount")
+		// Its daemon puts its state away.
+		m.eventually("the daemon ends", func() bool { return !strings.Contains(m.processes(), "/mnt/auto") })
 	}
 	m.must("systemctl", "stop", "mnt-auto.automount", "mnt-early.mount", unit)
-	m.eventually("all daemons end", func() bool { _, err := m.run("pgrep", "leatfs"); return err != nil })
+	m.eventually("all daemons end", func() bool { return m.processes() == "" })
 	for _, p := range []string{mountpoint, "/mnt/early", "/mnt/auto"} {
 		m.nothingLeft(p)
 	}
@@ -97,6 +99,6 @@ func TestMountByHand(t *testing.T) {
 		t.Errorf("findmnt shows %q", out)
 	}
 	m.must("umount", mountpoint)
-	m.eventually("the daemon ends", func() bool { _, err := m.run("pgrep", "leatfs"); return err != nil })
+	m.eventually("the daemon ends", func() bool { return m.processes() == "" })
 	m.nothingLeft(mountpoint)
 }

@@ -38,6 +38,7 @@ const (
 type machine struct {
 	t     *testing.T
 	pid   int           // its first process
+	cache string        // where the test finds its /var/cache/leatfs, also when it has ended
 	done  chan struct{} // closed when the machine has ended
 	trash *bytes.Buffer // what its first process said; read it after done
 }
@@ -57,7 +58,7 @@ func boot(t *testing.T, prepare func(root string)) *machine {
 		t.Fatal(err)
 	}
 	prepare(upper)
-	m := &machine{t: t, done: make(chan struct{}), trash: new(bytes.Buffer)}
+	m := &machine{t: t, cache: filepath.Join(dir, "cache"), done: make(chan struct{}), trash: new(bytes.Buffer)}
 	m.start(dir)
 	started := time.Now()
 	for {
@@ -136,7 +137,7 @@ func (m *machine) start(dir string) {
 // end kills the machine and checks that nothing of it is left.
 func (m *machine) end(init *os.Process, cgroup string) {
 	if m.t.Failed() {
-		out, _ := m.run("journalctl", "--no-pager", "-n", "120", "-o", "short-precise")
+		out, _ := m.run("journalctl", "--no-pager", "-n", "80", "-o", "short-precise")
 		m.t.Logf("the machine's journal:\n%s", out)
 	}
 	_ = init.Kill()

@@ -1,8 +1,10 @@
 package systemd
 
 import (
+	"bytes"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -141,6 +143,51 @@ func TestStopWhileInUse(t *testing.T) {
 	// What was left behind does not keep the next one from starting.
 	m.must("systemctl", "start", unit)
 	w.check(m, mountpoint)
+}
+
+// Who does not want to wait for the users of a mount tells the keeper a second time.
+func TestStopTwice(t *testing.T) {
+	w := newWorld(t)
+	m := w.service()
+	f, err := os.Open(m.path(mountpoint + "/" + big))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	m.must("systemctl", "stop", "--no-block", unit)
+	m.eventually("the mount is out of sight", func() bool { return m.mountLine(mountpoint) == "" })
+	if err := at(f, w.files[big], 1<<20); err != nil {
+		t.Errorf("while the stop waits for it, the file cannot be read: %v", err)
+	}
+	m.must("systemctl", "kill", "--kill-who=main", "--signal=TERM", unit)
+	m.eventually("it has stopped", func() bool { return m.property(unit, "ActiveState") == "inactive" })
+	m.nothingLeft(mountpoint)
+}
+
+// At shutdown what comes after remote-fs.target, as everything that uses the mount should, ends
+// before it: the mount serves it to its last moment.
+func TestShutdown(t *testing.T) {
+	w := newWorld(t)
+	m := boot(t, func(root string) {
+		w.install(root)
+		w.enable(root)
+		w.write(root, "etc/job", "trap 'sleep 2; cat "+mountpoint+"/d2/file3 >/var/cache/leatfs/last; exit' TERM",
+			"echo running >/run/job", "while :; do sleep 0.1; done")
+	})
+	m.must("systemd-run", "--unit=job", "--property=After=remote-fs.target", "sh", "/etc/job")
+	m.eventually("the job runs", func() bool { _, err := os.Stat(m.path("/run/job")); return err == nil })
+	start := time.Now()
+	_, _ = m.run("systemctl", "poweroff") // may be cut off by what it does
+	select {
+	case <-m.done:
+		t.Logf("shut down in %v", time.Since(start).Round(time.Millisecond))
+	case <-time.After(commandTime): // the stop of a mount in use takes 75 s
+		t.Errorf("the machine is not down after %v", commandTime)
+	}
+	got, err := os.ReadFile(filepath.Join(m.cache, "last"))
+	if err != nil || !bytes.Equal(got, w.files["d2/file3"]) {
+		t.Errorf("the last that was read while the machine shut down: %d bytes, %v", len(got), err)
+	}
 }
 
 // A mistake in the configuration is told once, in a line, and not tried again.

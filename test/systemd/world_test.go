@@ -133,6 +133,7 @@ type status struct {
 	WorkerPID   int  `json:"worker_pid"`
 	Passthrough bool `json:"passthrough"`
 	Files       struct {
+		Open      int   `json:"open"`
 		OpensPass int64 `json:"opens_passthrough"`
 	} `json:"files"`
 }
@@ -161,13 +162,19 @@ func (m *machine) mainPID() int {
 	return pid
 }
 
+// processes lists the processes of the program, by their command lines.
+func (m *machine) processes() string {
+	out, _ := m.run("pgrep", "-a", "-f", "leatfs") // fails when there are none
+	return out
+}
+
 // notServed checks that a mount is gone, and every process of the program.
 func (m *machine) notServed(mountpoint string) {
 	m.t.Helper()
 	if l := m.mountLine(mountpoint); l != "" {
 		m.t.Errorf("%s is still mounted: %s", mountpoint, l)
 	}
-	if out, err := m.run("pgrep", "-a", "leatfs"); err == nil {
+	if out := m.processes(); out != "" {
 		m.t.Errorf("processes are left:\n%s", out)
 	}
 }
