@@ -132,6 +132,13 @@ type Config struct {
 // New makes the file system of cfg. The caller keeps DB, Cache, Store, Engine and Session and
 // closes them after Close.
 func New(cfg Config) (*FS, error) {
+	if s := cfg.Session; s != nil {
+		// Should the index have been lost under the mount, nothing gets a number that was used.
+		ino, file := s.Largest()
+		if err := cfg.DB.RaiseMarks(meta.Ino(ino), cache.ID(file)); err != nil {
+			return nil, fmt.Errorf("index: %w", err)
+		}
+	}
 	root, err := cfg.DB.Origin(cfg.Store.String()+"/"+cfg.Prefix, cfg.Prefix)
 	if err != nil {
 		return nil, fmt.Errorf("index: root of %s: %w", cfg.Store, err)
@@ -201,6 +208,7 @@ func (f *FS) nodeOf(in *meta.Inode) NodeID {
 	if in.Ino == f.root.Ino {
 		return RootNode
 	}
+	f.open.session.Saw(uint64(in.Ino))
 	return Node(in.Ino, in.Gen)
 }
 

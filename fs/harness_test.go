@@ -20,6 +20,7 @@ import (
 	"github.com/leatfs/leatfs/cache"
 	"github.com/leatfs/leatfs/cache/buf"
 	"github.com/leatfs/leatfs/fs/meta"
+	"github.com/leatfs/leatfs/fs/session"
 	"github.com/leatfs/leatfs/objstore"
 	"github.com/leatfs/leatfs/objstore/memstore"
 	"github.com/leatfs/leatfs/prefetch"
@@ -48,8 +49,11 @@ func (k *kernel) Register(f *os.File) (int32, error) {
 func (k *kernel) Unregister(id int32) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	_ = k.files[id].Close()
-	delete(k.files, id)
+	// Of an id that there is not, nothing is heard.
+	if f := k.files[id]; f != nil {
+		_ = f.Close()
+		delete(k.files, id)
+	}
 }
 
 func (k *kernel) file(id int32) *os.File {
@@ -71,6 +75,7 @@ type rig struct {
 	db     *meta.DB
 	cache  *cache.Cache
 	fs     *FS
+	memory *session.Session
 }
 
 // fatal is what rapid's T and testing's have in common.
@@ -112,6 +117,11 @@ func (r *rig) start(t fatal) {
 	if r.kernel != nil {
 		cfg.Backing = r.kernel
 	}
+	if r.memory == nil {
+		r.memory, err = session.Create()
+		must(err)
+	}
+	cfg.Session = r.memory
 	r.fs, err = New(cfg)
 	must(err)
 }
@@ -124,10 +134,51 @@ func (r *rig) stop(t fatal) {
 	if r.kernel != nil && len(r.kernel.files) > 0 {
 		t.Fatalf("%d files still registered for passthrough", len(r.kernel.files))
 	}
+	left := 0
+	r.memory.Handles(func(_, _, _ uint64) { left++ })
+	r.memory.Backings(func(session.Backing) { left++ })
+	if r.kernel != nil && left > 0 {
+		t.Fatalf("%d handles and files are still in the session", left)
+	}
+	r.closeBelow(t)
+	if err := r.memory.Close(); err != nil {
+		t.Fatalf("close session: %v", err)
+	}
+	r.memory = nil
+}
+
+func (r *rig) closeBelow(t fatal) {
+	t.Helper()
 	for what, err := range map[string]error{"cache": r.cache.Close(), "index": r.db.Close(), "pool": r.pool.Close()} {
 		if err != nil {
 			t.Fatalf("close %s: %v", what, err)
 		}
+	}
+}
+
+// takeOver has another file system go on with what is open, as after the death of the process.
+func (r *rig) takeOver(t fatal) {
+	t.Helper()
+	r.leave(t)
+	r.start(t)
+}
+
+// leave ends the file system and leaves what is open.
+func (r *rig) leave(t fatal) {
+	t.Helper()
+	if err := r.fs.Leave(); err != nil {
+		t.Fatalf("leave: %v", err)
+	}
+	r.closeBelow(t)
+	fd, err := unix.FcntlInt(r.memory.File().Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		t.Fatalf("session: %v", err)
+	}
+	if err := r.memory.Close(); err != nil {
+		t.Fatalf("close session: %v", err)
+	}
+	if r.memory, err = session.Attach(os.NewFile(uintptr(fd), "session")); err != nil {
+		t.Fatalf("attach: %v", err)
 	}
 }
 

@@ -35,18 +35,28 @@ func (f *FS) notify(c change) {
 // damaged is told by the cache that bytes of a version were wrong, after readers may have
 // got some. The kernel must not keep them: the inode gets a new generation, and with it a node
 // id that has no pages yet, and the pages of nodes that are open are dropped.
+//
+// The inode that the identity names is where the object was first asked for, which may have been
+// in an index that was lost since. So the open nodes that serve the object are asked too.
 func (f *FS) damaged(ident cache.Identity) {
-	old := f.open.nodesOf(meta.Ino(ident.Inode))
-	in, err := f.db.Update(meta.Ino(ident.Inode), func(in *meta.Inode) error {
-		in.Gen = (in.Gen + 1) & genMask
-		return nil
-	})
-	if err == nil {
-		f.changed(in.Parent, in.Name)
-	} else if !errors.Is(err, meta.ErrNotFound) {
-		f.log.Error("the kernel may keep wrong bytes of this file until it drops them; remount to be sure", "key", ident.Key, "err", err)
+	inodes := map[meta.Ino]bool{meta.Ino(ident.Inode): true}
+	nodes := f.open.nodesOf(meta.Ino(ident.Inode))
+	for _, n := range f.open.serving(&ident) {
+		nodes = append(nodes, n)
+		inodes[n.Ino()] = true
 	}
-	for _, n := range old {
+	for ino := range inodes {
+		in, err := f.db.Update(ino, func(in *meta.Inode) error {
+			in.Gen = (in.Gen + 1) & genMask
+			return nil
+		})
+		if err == nil {
+			f.changed(in.Parent, in.Name)
+		} else if !errors.Is(err, meta.ErrNotFound) {
+			f.log.Error("the kernel may keep wrong bytes of this file until it drops them; remount to be sure", "key", ident.Key, "err", err)
+		}
+	}
+	for _, n := range nodes {
 		f.notify(change{node: n})
 	}
 }

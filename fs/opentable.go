@@ -259,6 +259,19 @@ func (t *openTable) nodesOf(ino meta.Ino) (out []NodeID) {
 	return out
 }
 
+// serving returns the open nodes that serve a version: all with its ETag and size, which may be
+// more than those that are meant.
+func (t *openTable) serving(v *cache.Identity) (out []NodeID) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for n, o := range t.nodes {
+		if o.inode.Object.ETag == v.ETag && o.inode.Object.Size == v.Size {
+			out = append(out, n)
+		}
+	}
+	return out
+}
+
 // reclaim gives back a kept backing id whose file the cache wants to remove. False when the
 // file is in use.
 func (t *openTable) reclaim(id cache.ID) bool {

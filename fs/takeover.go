@@ -48,9 +48,6 @@ func (f *FS) restore() {
 				t.backing.Unregister(id)
 			}
 			for _, b := range kept {
-				if f.ctx.Err() != nil {
-					return
-				}
 				t.unregister(b.ID, b.Ref)
 			}
 		}()

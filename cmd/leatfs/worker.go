@@ -85,7 +85,11 @@ func newOrders(link *keeper.Link) *orders {
 					close(o.commands)
 					return
 				}
-				o.commands <- c
+				select {
+				case o.commands <- c:
+				case <-o.quit:
+					return
+				}
 			}
 		}
 	}()

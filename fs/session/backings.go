@@ -57,6 +57,7 @@ func (s *Session) NewBacking(node, file uint64, register func() (int32, error)) 
 	}
 	r := &b.all[i]
 	r.file, r.id = file, id
+	raise(&s.head.largestFile, file)
 	atomic.StoreUint64(&r.node, node)
 	atomic.StoreInt32(&s.head.lastBacking, id)
 	return Backing{Ref: i, Node: node, File: file, ID: id}, nil

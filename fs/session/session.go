@@ -67,6 +67,8 @@ type header struct {
 	handlesHigh  uint32
 	backingsHigh uint32
 	lastBacking  int32 // the backing id given out last, of those that were recorded
+	largestInode uint64
+	largestFile  uint64
 }
 
 // Session is the memory, mapped. Methods may be called in parallel unless they say otherwise.
@@ -212,6 +214,24 @@ func (s *Session) Info() (i Info, err error) {
 		return i, fmt.Errorf("%w: %w", ErrFormat, err)
 	}
 	return i, nil
+}
+
+// Saw records that the kernel was shown an inode number.
+func (s *Session) Saw(ino uint64) { raise(&s.head.largestInode, ino) }
+
+// Largest returns the largest inode number, and name of a cache file, that the mount has ever
+// used: whatever becomes of the index, they must not come to mean something else.
+func (s *Session) Largest() (ino, file uint64) {
+	return atomic.LoadUint64(&s.head.largestInode), atomic.LoadUint64(&s.head.largestFile)
+}
+
+func raise(p *uint64, n uint64) {
+	for {
+		old := atomic.LoadUint64(p)
+		if n <= old || atomic.CompareAndSwapUint64(p, old, n) {
+			return
+		}
+	}
 }
 
 // Resident is how many bytes of memory the records take at most: what lies below the highest

@@ -298,6 +298,11 @@ func TestBackings(t *testing.T) {
 	if len(got) != 4 || got[103] != bs[3] {
 		t.Errorf("found %v", got)
 	}
+	n.Saw(7)
+	n.Saw(5)
+	if ino, file := next(t, n).Largest(); ino != 7 || file != 204 {
+		t.Errorf("largest: inode %d, file %d", ino, file)
+	}
 	ids := n.Unrecorded()
 	if len(ids) != lostMax || ids[0] != 6 {
 		t.Errorf("may have been given: %v", ids)

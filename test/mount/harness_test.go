@@ -268,6 +268,7 @@ func (m *mnt) killOnly() {
 		})
 	}
 	m.up = false
+	m.expect = append(m.expect, "the keeper of this mount has died")
 }
 
 // quiet waits until the daemon holds nothing for anybody, and fails if it goes on to.

@@ -1,0 +1,252 @@
+package fs
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/leatfs/leatfs/cache"
+	"github.com/leatfs/leatfs/fs/meta"
+	"github.com/leatfs/leatfs/fs/session"
+)
+
+// request is the context of a request with a number.
+type request struct {
+	context.Context
+	unique uint64
+	resent bool
+}
+
+func (r request) Request() (uint64, bool) { return r.unique, r.resent }
+
+func begin(t *testing.T, pass bool) *rig {
+	t.Helper()
+	r := newRig(t, t.TempDir(), pass)
+	r.opt.TTL = 0
+	r.start(t)
+	t.Cleanup(func() { r.stop(t) })
+	return r
+}
+
+func mustOpen(t *testing.T, r *rig, path string) *handle {
+	t.Helper()
+	h, err := r.open(path)
+	if err != nil {
+		t.Fatalf("open %s: %v", path, err)
+	}
+	return h
+}
+
+func (h *handle) check(t *testing.T, want []byte) {
+	t.Helper()
+	if got, err := h.all(); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("%d bytes, %v; want %d", len(got), err, len(want))
+	}
+}
+
+// TestOldVersionOutlivesProcess: a handle on a version that was replaced before the process that
+// opened it died shows that version, and its size; a new open shows the new one.
+func TestOldVersionOutlivesProcess(t *testing.T) {
+	for _, pass := range []bool{true, false} {
+		r := begin(t, pass)
+		older, newer := bytes.Repeat([]byte("old"), 100<<10), bytes.Repeat([]byte("newer"), 10<<10)
+		r.store.Set("f", older)
+		h := mustOpen(t, r, "f")
+		h.check(t, older)
+		r.store.Set("f", newer)
+		h2 := mustOpen(t, r, "f")
+		h2.check(t, newer)
+		for range 3 {
+			r.takeOver(t)
+			h.check(t, older)
+			h2.check(t, newer)
+			if a, _, err := r.fs.Getattr(context.Background(), h.node); err != nil || a.Size != int64(len(older)) {
+				t.Errorf("size %d, %v; want %d", a.Size, err, len(older))
+			}
+			h3 := mustOpen(t, r, "f")
+			h3.check(t, newer)
+			if h3.node == h.node || h3.o.FH == h.o.FH || h3.o.FH == h2.o.FH {
+				t.Errorf("nodes %#x %#x, handles %#x %#x %#x", h.node, h3.node, h.o.FH, h2.o.FH, h3.o.FH)
+			}
+			h3.close()
+		}
+		h.close()
+		h.close() // twice: the answer to the first may have been lost
+		h2.close()
+	}
+}
+
+// TestSameBacking: all opens of a node carry the same id, whichever process answers them.
+func TestSameBacking(t *testing.T) {
+	r := begin(t, true)
+	data := bytes.Repeat([]byte("x"), 300<<10)
+	r.store.Set("f", data)
+	h := mustOpen(t, r, "f")
+	if !h.o.Passthrough {
+		t.Fatal("no passthrough")
+	}
+	r.takeOver(t)
+	h2 := mustOpen(t, r, "f")
+	if h2.node == h.node && h2.o.Backing != h.o.Backing {
+		t.Errorf("ids %d and %d of one node", h.o.Backing, h2.o.Backing)
+	}
+	h2.check(t, data)
+	h.close()
+	r.takeOver(t)
+	h2.check(t, data)
+	h2.close()
+	if s := r.fs.Stats(); s.Handles != 0 || s.OpenFiles != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestOpenSentAgain: an open that was carried out and not answered gets the handle that it got,
+// once.
+func TestOpenSentAgain(t *testing.T) {
+	for _, pass := range []bool{true, false} {
+		r := begin(t, pass)
+		r.store.Set("f", bytes.Repeat([]byte("x"), 300<<10))
+		e, err := r.walk("f")
+		if err != nil {
+			t.Fatal(err)
+		}
+		first, err := r.fs.Open(request{context.Background(), 42, false}, e.Node, os.O_RDONLY)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.takeOver(t)
+		again, err := r.fs.Open(request{context.Background(), 42, true}, e.Node, os.O_RDONLY)
+		if err != nil || again != first {
+			t.Errorf("got %+v %v, want %+v", again, err, first)
+		}
+		// One that was sent again, but had not been carried out.
+		other, err := r.fs.Open(request{context.Background(), 44, true}, e.Node, os.O_RDONLY)
+		if err != nil || other.FH == first.FH {
+			t.Errorf("got %+v %v", other, err)
+		}
+		r.fs.Release(first.FH)
+		r.fs.Release(other.FH)
+		if n := r.fs.Stats().Handles; n != 0 {
+			t.Errorf("%d handles", n)
+		}
+	}
+}
+
+// TestKeptAreGivenBack: what a process merely kept, or had been given and not recorded, its
+// successor gives back.
+func TestKeptAreGivenBack(t *testing.T) {
+	r := begin(t, true)
+	r.store.Set("f", bytes.Repeat([]byte("x"), 300<<10))
+	mustOpen(t, r, "f").close()
+	if n := len(r.kernel.files); n != 1 {
+		t.Fatalf("%d files are kept", n)
+	}
+	r.leave(t)
+	// Killed between being given an id and recording it.
+	f, err := os.Open(filepath.Join(r.dir, "leatfs-cache.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.kernel.Register(f); err != nil {
+		t.Fatal(err)
+	}
+	_ = f.Close()
+	r.start(t)
+	deadline := time.Now().Add(10 * time.Second)
+	for r.kernel.count() != 0 {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d files are still registered", r.kernel.count())
+		}
+		time.Sleep(time.Millisecond)
+	}
+	h := mustOpen(t, r, "f")
+	r.takeOver(t)
+	if n := r.kernel.count(); n != 1 {
+		t.Errorf("%d files are registered, of one that is open", n)
+	}
+	h.close()
+}
+
+func (k *kernel) count() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return len(k.files)
+}
+
+// TestIndexLost: when the index is lost together with the process, node ids that the kernel has
+// mean what they meant, or nothing.
+func TestIndexLost(t *testing.T) {
+	r := begin(t, true)
+	data, other := bytes.Repeat([]byte("a"), 300<<10), bytes.Repeat([]byte("b"), 300<<10)
+	r.store.Set("f", data)
+	r.store.Set("g", other)
+	h := mustOpen(t, r, "f")
+	e, err := r.walk("g")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.leave(t)
+	if err := os.RemoveAll(filepath.Join(r.dir, "index")); err != nil {
+		t.Fatal(err)
+	}
+	r.start(t)
+	h.check(t, data) // the kernel reads it by itself
+	if _, _, err := r.fs.Getattr(context.Background(), e.Node); !errors.Is(err, ErrStale) {
+		t.Errorf("a node of the lost index: %v", err)
+	}
+	for path, want := range map[string][]byte{"f": data, "g": other} {
+		now, err := r.walk(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if now.Node.Ino() <= max(e.Node.Ino(), h.node.Ino()) {
+			t.Errorf("%s has the inode number %d, which may have been another's", path, now.Node.Ino())
+		}
+		n := mustOpen(t, r, path)
+		n.check(t, want)
+		n.close()
+	}
+	h.close()
+}
+
+// TestDamageOfAnotherInode: bytes that turn out wrong are dropped from the nodes that serve them,
+// also when the cache knows the object by an inode number of long ago.
+func TestDamageOfAnotherInode(t *testing.T) {
+	r := begin(t, false)
+	r.store.Set("f", bytes.Repeat([]byte("x"), 3<<20))
+	h := mustOpen(t, r, "f")
+	in, err := r.db.Inode(h.node.Ino())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.fs.damaged(cache.Identity{Key: "f", ETag: in.Object.ETag, Size: in.Object.Size, Inode: 1 << 30})
+	now, err := r.db.Inode(h.node.Ino())
+	if err != nil || now.Gen == in.Gen {
+		t.Errorf("generation %d, %v: the kernel keeps what it has of the node", now.Gen, err)
+	}
+	h.close()
+}
+
+// TestTooManyHandles is an error of its own, and leaves nothing open.
+func TestTooManyHandles(t *testing.T) {
+	r := begin(t, true)
+	r.store.Set("f", bytes.Repeat([]byte("x"), 3000))
+	for {
+		if _, err := r.memory.NewHandle(uint64(Node(meta.MaxIno, 1)), 0); err != nil {
+			break
+		}
+	}
+	if _, err := r.open("f"); !errors.Is(err, session.ErrFull) {
+		t.Errorf("open: %v", err)
+	}
+	if n := r.kernel.count(); n != 0 {
+		t.Errorf("%d files are registered", n)
+	}
+	r.memory.Handles(func(fh, _, _ uint64) { r.memory.FreeHandle(fh) })
+	h := mustOpen(t, r, "f")
+	h.close()
+}
