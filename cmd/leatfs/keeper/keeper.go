@@ -120,6 +120,9 @@ func newKeeper(cfg Config) (*keeper, error) {
 	}
 	k.oom = newOOMCounter()
 	if !cfg.Shared {
+		if err := os.Chdir("/"); err != nil { // which is no mount of ours
+			k.log.Warn("the keeper stays in its working directory", "error", err)
+		}
 		slim()
 		k.oomScore = protectFromOOM()
 	}

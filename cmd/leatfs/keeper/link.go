@@ -141,7 +141,8 @@ func newLink(conn *net.UnixConn) (*Link, error) {
 		return nil, fmt.Errorf("the first message is %q, not %q", p.Kind, kindStart)
 	}
 	if p.Protocol != protocol {
-		return nil, fmt.Errorf("it speaks version %d of the protocol, this program %d: unmount and mount again", p.Protocol, protocol)
+		return nil, fmt.Errorf("it speaks version %d of the protocol, this program %d: unmount and mount again",
+			p.Protocol, protocol)
 	}
 	l := &Link{
 		conn: conn,
@@ -167,6 +168,7 @@ func newLink(conn *net.UnixConn) (*Link, error) {
 func (l *Link) receive(in *receiver) {
 	defer close(l.done)
 	defer close(l.commands)
+	said := map[kind]bool{}
 	for {
 		p, err := in.next()
 		if errors.Is(err, errGarbage) || errors.Is(err, errTooBig) {
@@ -186,9 +188,9 @@ func (l *Link) receive(in *receiver) {
 		l.mu.Unlock()
 		switch p.Kind {
 		case kindGo, kindDrain, kindStop:
-			select {
-			case l.commands <- Command(p.Kind):
-			default: // said before
+			if !said[p.Kind] {
+				said[p.Kind] = true
+				l.commands <- Command(p.Kind)
 			}
 		}
 	}
