@@ -223,6 +223,7 @@ func (d *daemon) takeOver(ctx context.Context) error {
 func (d *daemon) onClose(f func() error) { d.closers = append(d.closers, f) }
 
 func (d *daemon) close() error {
+	d.beats.unwatch()
 	var errs []error
 	for i := len(d.closers) - 1; i >= 0; i-- {
 		errs = append(errs, d.closers[i]())

@@ -168,6 +168,13 @@ func (b *beater) watch(d *daemon) {
 	b.health = func() error { return d.session.Health(limit) }
 }
 
+// unwatch makes the beats depend on nothing again: the daemon is being put away.
+func (b *beater) unwatch() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.health, b.daemon = nil, nil
+}
+
 func (b *beater) beat() {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -74,14 +74,22 @@ func (r *Refuser) refuseRecorded() {
 func (r *Refuser) refuse(in []byte) {
 	h := (*fuse.InHeader)(unsafe.Pointer(&in[0]))
 	status := syscall.EIO
+	s := r.conn.session
 	switch h.Opcode {
 	case opForget, opBatchForget, opInterrupt:
 		return
 	case opRelease:
-		if len(in) >= int(unsafe.Sizeof(fuse.ReleaseIn{})) && r.conn.session != nil {
-			r.conn.session.FreeHandle((*fuse.ReleaseIn)(unsafe.Pointer(&in[0])).Fh)
+		if len(in) >= int(unsafe.Sizeof(fuse.ReleaseIn{})) && s != nil {
+			s.FreeHandle((*fuse.ReleaseIn)(unsafe.Pointer(&in[0])).Fh)
 		}
 		status = 0
+	case opOpen:
+		if h.Unique&resentBit != 0 && s != nil {
+			// It had been carried out, and not answered.
+			if fh, _, ok := s.HandleOf(h.Unique &^ resentBit); ok {
+				s.FreeHandle(fh)
+			}
+		}
 	case opReleasedir:
 		status = 0
 	}

@@ -209,6 +209,9 @@ func (c *conn) refuse(in []byte, r session.Request) {
 	c.poison.count++
 	c.poison.last = what
 	c.poison.mu.Unlock()
+	if fh, _, ok := c.session.HandleOf(h.Unique &^ resentBit); ok {
+		c.raw.fs.Release(fh) // it had been carried out, and not answered
+	}
 	c.sendError(h, syscall.EIO)
 	c.finish(r)
 }

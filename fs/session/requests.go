@@ -16,7 +16,7 @@ type requestRecord struct {
 	deaths  uint32 // processes that died of something while they carried it out
 	running uint32 // it is being carried out; not while it waits for its turn
 	length  uint32 // bytes of its content that are kept, 0 when they are not
-	since   int64  // CLOCK_MONOTONIC, nanoseconds; what is suspended does not count
+	since   int64  // when it was begun to be carried out, by the clock of the process that does
 	_       [24]byte
 }
 
@@ -33,7 +33,10 @@ func (r *requests) open(s *Session) {
 }
 
 // Request is a record of a request under way; the zero Request is none.
-type Request struct{ rec *requestRecord }
+type Request struct {
+	s   *Session
+	rec *requestRecord
+}
 
 // Begin records a request before it is carried out. With its bytes in content, up to 4096,
 // it can be carried out by the next process without being sent again. ErrFull beyond 4096
@@ -44,13 +47,14 @@ func (s *Session) Begin(unique, node uint64, opcode uint32, content []byte) (Req
 		return Request{}, err
 	}
 	r := &s.requests.all[i]
-	r.node, r.opcode, r.deaths, r.running, r.since = node, opcode, 0, 1, monotonic()
+	r.node, r.opcode, r.deaths, r.running = node, opcode, 0, 1
+	atomic.StoreInt64(&r.since, s.now())
 	r.length = 0
 	if len(content) <= contentSize {
 		r.length = uint32(copy(s.requests.content[i][:], content))
 	}
 	atomic.StoreUint64(&r.unique, unique)
-	return Request{r}, nil
+	return Request{s, r}, nil
 }
 
 // End forgets a request that was answered.
@@ -69,7 +73,7 @@ func (r *requests) number(rec *requestRecord) uint32 {
 // Run says that a request is carried out from here on. Unfinished says that it is not.
 func (r Request) Run() {
 	if r.rec != nil {
-		r.rec.since = monotonic()
+		atomic.StoreInt64(&r.rec.since, r.s.now())
 		atomic.StoreUint32(&r.rec.running, 1)
 	}
 }
@@ -103,7 +107,7 @@ func (s *Session) Unfinished(blame bool) (out []Unfinished) {
 			r.deaths++
 		}
 		r.running = 0
-		u := Unfinished{Request: Request{r}, Unique: r.unique, Node: r.node, Opcode: r.opcode}
+		u := Unfinished{Request: Request{s, r}, Unique: r.unique, Node: r.node, Opcode: r.opcode}
 		if n := r.length; n > 0 && n <= contentSize {
 			u.Content = append([]byte(nil), s.requests.content[i][:n]...)
 		}
@@ -115,11 +119,14 @@ func (s *Session) Unfinished(blame bool) (out []Unfinished) {
 // Oldest returns for how many nanoseconds the oldest request under way has been carried out, 0
 // when there is none, and which it is.
 func (s *Session) Oldest() (age int64, node uint64, opcode uint32) {
-	now := monotonic()
+	now := s.now()
 	for i := range atomic.LoadUint32(&s.head.requestsHigh) {
 		r := &s.requests.all[i]
-		if atomic.LoadUint64(&r.unique) != 0 && atomic.LoadUint32(&r.running) != 0 && now-r.since > age {
-			age, node, opcode = now-r.since, r.node, r.opcode
+		if atomic.LoadUint64(&r.unique) == 0 || atomic.LoadUint32(&r.running) == 0 {
+			continue
+		}
+		if a := now - atomic.LoadInt64(&r.since); a > age {
+			age, node, opcode = a, r.node, r.opcode
 		}
 	}
 	return age, node, opcode

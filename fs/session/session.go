@@ -20,6 +20,7 @@ import (
 	"fmt"
 	"os"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -77,6 +78,7 @@ type Session struct {
 	mem   []byte
 	head  *header
 	epoch uint32
+	began time.Time // when this process opened it
 
 	requests requests
 	handles  handles
@@ -168,7 +170,7 @@ func open(f *os.File) (*Session, error) {
 	if err != nil {
 		return nil, fmt.Errorf("map session memory: %w", err)
 	}
-	s := &Session{file: f, mem: mem, head: (*header)(unsafe.Pointer(&mem[0]))}
+	s := &Session{file: f, mem: mem, head: (*header)(unsafe.Pointer(&mem[0])), began: time.Now()}
 	s.requests.open(s)
 	s.handles.open(s)
 	s.backings.open(s)
@@ -215,6 +217,9 @@ func (s *Session) Info() (i Info, err error) {
 	}
 	return i, nil
 }
+
+// now is this process's clock, in nanoseconds. It stands still while the machine is suspended.
+func (s *Session) now() int64 { return int64(time.Since(s.began)) }
 
 // Saw records that the kernel was shown an inode number.
 func (s *Session) Saw(ino uint64) { raise(&s.head.largestInode, ino) }
