@@ -212,23 +212,17 @@ func (o *Object) Lend() (*os.File, error) {
 }
 
 // Return ends a loan.
-func (o *Object) Return() {
-	o.mu.Lock()
-	if o.lent--; o.lent < 0 {
-		panic("cache: Return without Lend")
-	}
-	idle := o.idle()
-	o.mu.Unlock()
-	if idle {
-		o.c.retire(o)
-	}
-}
+func (o *Object) Return() { o.giveUp(&o.lent, "cache: Return without Lend") }
 
 // Release drops a reference. The Object must not be used after it.
-func (o *Object) Release() {
+func (o *Object) Release() { o.giveUp(&o.refs, "cache: Release without Object") }
+
+// giveUp takes one from a count of users, which o.mu guards, and lets the object go if that was
+// the last. It panics with misuse when there was none.
+func (o *Object) giveUp(users *int, misuse string) {
 	o.mu.Lock()
-	if o.refs--; o.refs < 0 {
-		panic("cache: Release without Object")
+	if *users--; *users < 0 {
+		panic(misuse)
 	}
 	idle := o.idle()
 	o.mu.Unlock()
