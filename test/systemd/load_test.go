@@ -74,7 +74,8 @@ func (l *load) step(f func() error) bool {
 	defer l.mu.Unlock()
 	l.stall = max(l.stall, took)
 	if err != nil {
-		l.errs = append(l.errs, err)
+		// The time is as in the journal.
+		l.errs = append(l.errs, fmt.Errorf("%s: %w", time.Now().UTC().Format("15:04:05.000000"), err))
 	}
 	return len(l.errs) < 10
 }
