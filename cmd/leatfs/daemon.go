@@ -323,6 +323,7 @@ func (d *daemon) fuseOptions(log *slog.Logger) fuse.Options {
 		ReadAheadKiB: int(c.readAhead >> 10),
 		Debug:        c.fuseDebug,
 		NoResend:     c.noResend,
+		Tell:         d.link.Tell,
 	}
 	if d.cache != nil {
 		o.StackedCache = d.cache.Stacked()

@@ -43,6 +43,8 @@ type conn struct {
 	prior   map[uint64]session.Unfinished // by number: the last process's; only the reader's
 	suspect chan suspect                  // requests carried out one at a time; closed by the reader
 	poison  poison
+	// tellKernel is Options.Tell.
+	tellKernel func([]byte) error
 
 	leaving atomic.Bool  // the reader stops, the connection goes on
 	mute    atomic.Bool  // nothing is answered any more
@@ -377,6 +379,16 @@ func (c *conn) write(vecs ...[]byte) error {
 	}
 }
 
+// notify sends a notification. The kernel makes who writes it wait, uninterruptibly, for requests
+// that are under way: a process that is killed in it does not die before they are answered, which
+// only the next process would do. So another process writes it where there is one.
+func (c *conn) notify(b []byte) error {
+	if c.tellKernel != nil && c.tellKernel(b) == nil {
+		return nil
+	}
+	return c.write(b)
+}
+
 // notifyEntry tells the kernel to forget a name.
 func (c *conn) notifyEntry(parent uint64, name string) error {
 	const code = 3 // FUSE_NOTIFY_INVAL_ENTRY
@@ -389,7 +401,8 @@ func (c *conn) notifyEntry(parent uint64, name string) error {
 		NotifyInvalEntryOut: fuse.NotifyInvalEntryOut{Parent: parent, NameLen: uint32(len(name))},
 	}
 	m.OutHeader.Length = uint32(unsafe.Sizeof(m)) + uint32(len(name)) + 1
-	return c.write(unsafe.Slice((*byte)(unsafe.Pointer(&m)), unsafe.Sizeof(m)), append([]byte(name), 0))
+	head := unsafe.Slice((*byte)(unsafe.Pointer(&m)), unsafe.Sizeof(m))
+	return c.notify(append(append(head[:len(head):len(head)], name...), 0))
 }
 
 // notifyInode tells the kernel to drop all pages and attributes that it has of a node. It may
@@ -405,7 +418,7 @@ func (c *conn) notifyInode(node uint64) error {
 		NotifyInvalInodeOut: fuse.NotifyInvalInodeOut{Ino: node}, // from 0 to the end
 	}
 	m.OutHeader.Length = uint32(unsafe.Sizeof(m))
-	return c.write(unsafe.Slice((*byte)(unsafe.Pointer(&m)), unsafe.Sizeof(m)))
+	return c.notify(unsafe.Slice((*byte)(unsafe.Pointer(&m)), unsafe.Sizeof(m)))
 }
 
 // The ioctls of passthrough: they tell the kernel of a file that it may read by itself.

@@ -30,6 +30,9 @@ type Options struct {
 	StackedCache bool
 	// ReadAheadKiB is the kernel's readahead for files that the daemon serves; 0 leaves it.
 	ReadAheadKiB int
+	// Tell has another process write a notification to the device, so that this one can be killed
+	// while the kernel makes it wait; nil, or an error: this process writes it itself.
+	Tell func([]byte) error
 	// Debug logs every request.
 	Debug bool
 	// NoResend: what the process before was sent and did not answer is carried out from its
@@ -169,6 +172,7 @@ func newServers(opt Options, epoch uint32) *Session {
 		mo.DisabledCapabilities |= fuse.CAP_PASSTHROUGH
 	}
 	s.conn = newConn(s.raw, mo, opt.Log)
+	s.conn.tellKernel = opt.Tell
 	return s
 }
 

@@ -23,6 +23,14 @@ const maxHeld = maxFiles - 1
 // has says that there is a mount.
 func (h *held) has() bool { return slices.Contains(h.names, nameDevice) }
 
+// fd is the descriptor of that name, -1 when there is none.
+func (h *held) fd(name string) int {
+	if i := slices.Index(h.names, name); i >= 0 {
+		return h.fds[i]
+	}
+	return -1
+}
+
 // put takes a descriptor over, in place of the one of that name.
 func (h *held) put(name string, fd int) error {
 	if i := slices.Index(h.names, name); i >= 0 {

@@ -35,10 +35,11 @@ type keeper struct {
 	quit       chan struct{}  // closed by Run at its end: nobody takes events any more
 	goroutines sync.WaitGroup // the readers and waiters of workers
 
-	held held
-	news News
-	self *binary // as it was when the keeper started
-	bin  *binary // what workers are started from: self, or the last that was upgraded to
+	held  held
+	relay *relay // to the held device; nil until there is something to say
+	news  News
+	self  *binary // as it was when the keeper started
+	bin   *binary // what workers are started from: self, or the last that was upgraded to
 
 	cur     *worker // on the mount, or dying there; nil between workers
 	next    *worker // the standby of an upgrade, until Go
@@ -152,6 +153,7 @@ func (k *keeper) close() {
 	for _, a := range []*alarm{k.pause, k.retryAt} {
 		a.stop()
 	}
+	k.relay.close()
 	k.held.drop()
 	if k.bin != k.self {
 		k.bin.close()
@@ -347,6 +349,8 @@ func (k *keeper) finish() {
 
 // forget drops the descriptors, in systemd's store too.
 func (k *keeper) forget() {
+	k.relay.close()
+	k.relay = nil
 	for _, name := range k.held.names {
 		k.check(k.notify.remove(name))
 	}

@@ -272,6 +272,10 @@ func (l *Link) Ended() { _ = l.send(message{Kind: kindEnded}) }
 // StatusText is shown by "systemctl status"; one line.
 func (l *Link) StatusText(text string) { _ = l.send(message{Kind: kindStatus, Text: oneLine(text)}) }
 
+// Tell has the keeper write b to the device, after what was told before. Where that waits for
+// the kernel, this worker does not: see relay.
+func (l *Link) Tell(b []byte) error { return l.send(message{Kind: kindTell, Data: b}) }
+
 // Beat says that this worker is well. To be called once a second, by something that stops when
 // the worker is not: a keeper that hears nothing for 10 s replaces the worker. It counts from the
 // start in ModeTakeover and ModeRefuse, from Go in ModeStandby, and from Ready in ModeMount. A

@@ -45,6 +45,7 @@ const (
 	kindEnded    kind = "ended"
 	kindStatus   kind = "status"
 	kindBeat     kind = "beat"
+	kindTell     kind = "tell"
 )
 
 // message is one packet on the socket between keeper and worker. Which fields count depends
@@ -58,6 +59,7 @@ type message struct {
 	Args     []string `json:",omitempty"` // ready
 	Text     string   `json:",omitempty"` // failed, status: one line
 	Usage    bool     `json:",omitempty"` // failed
+	Data     []byte   `json:",omitempty"` // tell: for the device
 
 	Mountpoint, Socket string `json:",omitempty"` // mounted
 	LogJSON            bool   `json:",omitempty"` // mounted

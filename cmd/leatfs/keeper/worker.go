@@ -74,6 +74,8 @@ func (k *keeper) heard(w *worker, p *packet) {
 	w.silent = 0
 	switch p.Kind {
 	case kindBeat:
+	case kindTell:
+		k.relayed(w, p.Data)
 	case kindStatus:
 		if w == k.cur && w.phase <= ready {
 			k.workerText = oneLine(p.Text)
