@@ -2,6 +2,7 @@ package keeper
 
 import (
 	"fmt"
+	"os"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -13,8 +14,9 @@ type held struct {
 	fds        []int
 	mountpoint string
 	socket     string
-	mount      mountID  // of what was at mountpoint when it was handed over
-	args       []string // resolved command line; nil until a worker was ready
+	socketFile os.FileInfo // what was at socket when it was handed over; nil when nothing was
+	mount      mountID     // of what was at mountpoint when it was handed over
+	args       []string    // resolved command line; nil until a worker was ready
 }
 
 // maxHeld is how many descriptors are held at most; with log, a start message carries that many.

@@ -325,7 +325,7 @@ func (k *keeper) fail(err error, usage bool) {
 // finish ends the loop: no process lives.
 func (k *keeper) finish() {
 	if !k.gone && k.held.has() {
-		k.log.Info("the mount is taken away without a worker", "mountpoint", k.held.mountpoint)
+		k.say("the mount is taken away without a worker", "mountpoint", k.held.mountpoint)
 		if err := k.held.unmount(); err != nil {
 			k.log.Error("the mount could not be taken away", "error", err)
 			if k.err == nil {
@@ -343,7 +343,7 @@ func (k *keeper) finish() {
 	if k.err != nil {
 		k.report(k.err, k.code == exitUsage)
 	}
-	k.log.Info("the keeper ends", "restarts", k.news.Restarts, "upgrades", k.news.Upgrades)
+	k.say("the keeper ends", "restarts", k.news.Restarts, "upgrades", k.news.Upgrades)
 	k.done = true
 }
 

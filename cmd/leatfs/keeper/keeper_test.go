@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -71,6 +72,7 @@ func scripted(t *testing.T, lines ...string) (string, Config) {
 		Env:    append(os.Environ(), testDir+"="+dir),
 		Shared: true,
 		Times:  quick(),
+		Level:  slog.LevelDebug,
 	}
 }
 

@@ -222,6 +222,11 @@ func TestStopWithoutWorkerUnmounts(t *testing.T) {
 	}
 	dir, cfg := scripted(t, "beat mounted:fuse ready until:x exit:2")
 	cfg.Times.PauseMin = time.Hour
+	socket, err := net.Listen("unix", filepath.Join(dir, "socket"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = socket.Close() }()
 	b := begin(t, dir, cfg)
 	b.ready(0)
 	mountpoint := filepath.Join(dir, "mnt")
@@ -229,11 +234,6 @@ func TestStopWithoutWorkerUnmounts(t *testing.T) {
 	if id, err := mountedAt(mountpoint); id == "" || err != nil {
 		t.Fatalf("not mounted: %v\n%s", err, b.all())
 	}
-	socket, err := net.Listen("unix", filepath.Join(dir, "socket"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = socket.Close() }()
 	b.mark("x")
 	b.seeIn("stderr", "pause before")
 	b.signals <- unix.SIGTERM

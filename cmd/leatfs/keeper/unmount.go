@@ -89,11 +89,12 @@ func (h *held) unmount() error {
 
 // removeSocket removes the control socket's name, which its worker leaves when it cannot.
 func (h *held) removeSocket() error {
-	if h.socket == "" {
+	if h.socketFile == nil {
 		return nil
 	}
+	// After a lazy unmount another mount may be at the same place by now, and its socket here.
 	st, err := os.Lstat(h.socket)
-	if err == nil && st.Mode().Type() == fs.ModeSocket {
+	if err == nil && os.SameFile(st, h.socketFile) {
 		err = os.Remove(h.socket)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

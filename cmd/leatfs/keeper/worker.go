@@ -1,8 +1,10 @@
 package keeper
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"syscall"
 	"time"
@@ -39,10 +41,20 @@ func (k *keeper) start() {
 	}
 	k.cur = w
 	k.workerText = ""
-	k.log.Info("worker started", "worker", w.pid(), "mode", mode, "blame", blame)
+	k.say("worker started", "worker", w.pid(), "mode", mode, "blame", blame)
 	if mode == ModeRefuse && k.retryAt == nil {
 		k.retryAt = k.after(k.retry, k.tryReal)
 	}
+}
+
+// say logs what is news of a mount that has been, and not while it comes about or when it never
+// does: then the one line that says why is all.
+func (k *keeper) say(msg string, args ...any) {
+	level := slog.LevelInfo
+	if !k.everReady {
+		level = slog.LevelDebug
+	}
+	k.log.Log(context.Background(), level, msg, args...)
 }
 
 // tryReal has a real worker take the place of one that refuses.
@@ -134,7 +146,9 @@ func (k *keeper) mounted(w *worker, p *packet) {
 		}
 		k.check(k.notify.store(name, fd))
 	}
-	k.held.socket = p.Socket
+	if k.held.socket = p.Socket; p.Socket != "" {
+		k.held.socketFile, _ = os.Lstat(p.Socket) // nil when it is not there
+	}
 	if p.Mountpoint != k.held.mountpoint || first {
 		k.held.mountpoint = p.Mountpoint
 		id, err := mountedAt(p.Mountpoint)
@@ -144,7 +158,7 @@ func (k *keeper) mounted(w *worker, p *packet) {
 		k.held.mount = id
 	}
 	if first && k.held.has() {
-		k.log.Info("the mount is kept", "mountpoint", p.Mountpoint, "worker", w.pid())
+		k.log.Debug("the mount is kept", "mountpoint", p.Mountpoint, "worker", w.pid())
 	}
 }
 
@@ -154,7 +168,7 @@ func (k *keeper) ready(w *worker, args []string) {
 		return
 	}
 	w.phase, w.readyAt = ready, time.Now()
-	k.log.Info("worker ready", "worker", w.pid(), "mode", w.mode, "after", w.readyAt.Sub(w.since).Round(time.Millisecond))
+	k.say("worker ready", "worker", w.pid(), "mode", w.mode, "after", w.readyAt.Sub(w.since).Round(time.Millisecond))
 	shed()
 	if !k.notified {
 		k.notified = true
@@ -188,7 +202,7 @@ func (k *keeper) died(w *worker, state *os.ProcessState, err error) {
 	if state != nil {
 		v = judge(w, state.Sys().(syscall.WaitStatus), k.oom.grew())
 	}
-	k.log.Info("worker gone", "worker", w.pid(), "mode", w.mode, "how", v.text, "blame", v.blame)
+	k.say("worker gone", "worker", w.pid(), "mode", w.mode, "how", v.text, "blame", v.blame)
 	if w == k.next {
 		k.next = nil
 		k.standbyDied(w, v)
