@@ -10,6 +10,7 @@ import (
 	"github.com/leatfs/leatfs/cache"
 	"github.com/leatfs/leatfs/fs/meta"
 	"github.com/leatfs/leatfs/fs/session"
+	"github.com/leatfs/leatfs/objstore"
 )
 
 // openNode is a node id with at least one handle, or whose backing id is kept for the next
@@ -69,9 +70,10 @@ type opening struct {
 
 // begin enters the one open of a node that may be under way; end leaves it and says how it
 // went. Opens of other nodes go on meanwhile. Who had to wait for one that failed gets its
-// error: the origin is not asked again by each in turn.
+// error: the origin is not asked again by each in turn. Only the first that one waits for may have
+// begun long before, and its error, if it is one that passes, say nothing of the origin by now.
 func (t *openTable) begin(ctx context.Context, n NodeID) (end func(error), err error) {
-	for {
+	for older := true; ; older = false {
 		t.mu.Lock()
 		w, busy := t.opening[n]
 		if !busy {
@@ -96,7 +98,10 @@ func (t *openTable) begin(ctx context.Context, n NodeID) (end func(error), err e
 			return nil, ctx.Err()
 		}
 		// One that did not wait, or was killed, says nothing of the others.
-		if w.err != nil && !errors.Is(w.err, ErrWouldWait) && !errors.Is(w.err, context.Canceled) {
+		if w.err == nil || errors.Is(w.err, ErrWouldWait) || errors.Is(w.err, context.Canceled) {
+			continue
+		}
+		if !older || !objstore.KindOf(w.err).Temporary() {
 			return nil, w.err
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/leatfs/leatfs/fs/meta"
+	"github.com/leatfs/leatfs/objstore"
 )
 
 // DirEntry is one name of a directory. Cookie is the position after it: the inode number of
@@ -27,13 +28,14 @@ const (
 // DirHandle is an open directory. It holds nothing that cannot be found again: the listing
 // it follows, and the name behind the last cookie.
 type DirHandle struct {
-	fs  *FS
-	dir meta.Inode
-	job *listJob // nil: the index was fresh
+	fs     *FS
+	dir    meta.Inode
+	opened int64
 
 	mu         sync.Mutex
-	lastCookie uint64 // by mu
-	lastName   string // by mu
+	job        *listJob // nil: the index was fresh; by mu
+	lastCookie uint64   // by mu
+	lastName   string   // by mu
 }
 
 // Opendir opens a directory, and begins to list it when the index is not fresh.
@@ -46,7 +48,7 @@ func (f *FS) Opendir(ctx context.Context, node NodeID) (*DirHandle, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := &DirHandle{fs: f, dir: dir}
+	h := &DirHandle{fs: f, dir: dir, opened: f.now()}
 	fresh := lst.Complete > 0 && (f.opt.Immutable || lst.Complete > f.now()-int64(f.opt.TTL))
 	if !fresh {
 		h.job = f.list(&dir)
@@ -76,8 +78,9 @@ func (h *DirHandle) Readdir(ctx context.Context, cookie uint64, emit func(*DirEn
 	emitted := false
 	for {
 		key, all, more := "", true, (<-chan struct{})(nil)
-		if h.job != nil {
-			key, all, more = h.job.frontier()
+		job := h.listing()
+		if job != nil {
+			key, all, more = job.frontier()
 		}
 		full := false
 		var e DirEntry
@@ -86,8 +89,8 @@ func (h *DirHandle) Readdir(ctx context.Context, cookie uint64, emit func(*DirEn
 				return false
 			}
 			valid := f.freshFor(&in, &lst)
-			if h.job != nil {
-				valid = time.Duration(h.job.began - f.now() + int64(f.opt.TTL))
+			if job != nil {
+				valid = time.Duration(job.began - f.now() + int64(f.opt.TTL))
 			}
 			e = DirEntry{Name: in.Name, Cookie: uint64(in.Ino),
 				Entry: Entry{Node: f.nodeOf(&in), Attr: f.attr(&in), Valid: max(0, valid)}}
@@ -117,17 +120,42 @@ func (h *DirHandle) Readdir(ctx context.Context, cookie uint64, emit func(*DirEn
 		}
 		select {
 		case <-more:
-		case <-h.job.done:
-			if h.job.err != nil {
-				return &PathError{Op: "list", Path: f.path(h.dir.Parent, h.dir.Name), Err: h.job.err}
+		case <-job.done:
+			if job.err != nil {
+				if h.again(job) {
+					continue
+				}
+				return &PathError{Op: "list", Path: f.path(h.dir.Parent, h.dir.Name), Err: job.err}
 			}
-			h.job.mu.Lock()
-			h.job.ranges = []keyRange{{end: true}}
-			h.job.mu.Unlock()
+			job.mu.Lock()
+			job.ranges = []keyRange{{end: true}}
+			job.mu.Unlock()
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
+}
+
+// listing is the listing that the handle follows.
+func (h *DirHandle) listing() *listJob {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.job
+}
+
+// again has the handle follow another listing, if the one that failed had begun before the
+// directory was opened and so says nothing of the origin as it was then.
+func (h *DirHandle) again(failed *listJob) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.job != failed {
+		return true
+	}
+	if failed.began >= h.opened || !objstore.KindOf(failed.err).Temporary() {
+		return false
+	}
+	h.job = h.fs.list(&h.dir)
+	return true
 }
 
 // readdirBatch bounds the entries that one index transaction reads; a reply to the kernel

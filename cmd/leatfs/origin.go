@@ -104,7 +104,8 @@ func (c *mountConfig) open(ctx context.Context, known *s3.Known) (objstore.Store
 // waits: the last try must end before it too, so tries begin only in its first part.
 func (d *daemon) openStore(context.Context) error {
 	c := d.cfg
-	silence := min(10*time.Second, c.originWait/3)
+	// Room for two tries that hear nothing.
+	silence := min(10*time.Second, c.originWait*9/20)
 	d.stack = stack.New(d.origin, stack.Options{
 		Retry: retry.Options{Elapsed: c.originWait - silence, Log: d.log},
 		Limit: limit.Options{Max: c.maxRequests, Start: min(48, c.maxRequests)},
