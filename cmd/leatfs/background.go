@@ -21,9 +21,9 @@ type readyMessage struct {
 	Usage bool
 }
 
-// startBackground starts the keeper of a mount in a session of its own, and waits until the
-// mount answers or it says why not. When ctx ends before, the keeper is told to end too.
-func startBackground(ctx context.Context, args []string) error {
+// startBackground starts the keeper of a mount in a session of its own (but see onAutomount), and
+// waits until the mount answers or it says why not. When ctx ends before, the keeper is told to end too.
+func startBackground(ctx context.Context, mountpoint string, args []string) error {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return err
@@ -43,7 +43,7 @@ func startBackground(ctx context.Context, args []string) error {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = null, null, null
 	cmd.ExtraFiles = []*os.File{w}
 	cmd.Dir = "/"
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: !onAutomount(mountpoint)}
 	if err := cmd.Start(); err != nil {
 		return err
 	}

@@ -27,7 +27,7 @@ func keep(exe string, args []string) int {
 	}
 	pipe := readyPipe()
 	told := false
-	code, err := keeper.Run(context.Background(), keeper.Config{Args: args[1:], Exe: exe, Report: func(err error, usage bool) {
+	code, err := keeper.Run(context.Background(), keeper.Config{Args: args[1:], Exe: exe, OneGroup: pipe != nil && inGroupOfMount(), Report: func(err error, usage bool) {
 		if pipe != nil {
 			told = err != nil
 			report(pipe, err, usage)

@@ -128,12 +128,15 @@ file system, through the same cache.`,
 		}
 		c.mounted = inherited()
 		if err := c.complete(cmd.Flags(), args); err != nil {
+			if c.mounted {
+				return errors.New(singleLine(err)) // no error of usage: the service manager must try again, or lose the mount
+			}
 			return err
 		}
 		if c.foreground {
 			return becomeKeeper(c.upgradeArgs(cmd.Flags()))
 		}
-		return startBackground(cmd.Context(), c.upgradeArgs(cmd.Flags()))
+		return startBackground(cmd.Context(), c.mountpoint, c.upgradeArgs(cmd.Flags()))
 	}
 	return cmd
 }

@@ -19,6 +19,8 @@ import (
 // work is the worker: the process that serves a mount, started by its keeper.
 func work(ctx context.Context, c *mountConfig, flags *pflag.FlagSet, args []string, link *keeper.Link) error {
 	signal.Ignore(syscall.SIGHUP) // the keeper's
+	// Started from a descriptor, it would be named by its number in ps and top.
+	_ = os.WriteFile("/proc/self/comm", []byte("leatfs"), 0)
 	b := newBeater(link)
 	defer b.stop()
 	orders := newOrders(link)

@@ -34,6 +34,9 @@ type Config struct {
 	// small, and the last to be killed for want of memory if it may be: its workers have the score
 	// that it had.
 	Shared bool
+	// OneGroup leaves workers in the keeper's process group; else each has its own, so that a
+	// Ctrl-C at the terminal is for the keeper alone.
+	OneGroup bool
 	// Times are for tests; what is zero is as DefaultTimes.
 	Times Times
 }

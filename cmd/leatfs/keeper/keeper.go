@@ -308,6 +308,10 @@ func (k *keeper) stop() {
 	k.pause.stop()
 	k.stopRetry()
 	k.tell("STOPPING=1")
+	// A keeper that is killed from here on leaves nothing that the next one could go on with.
+	for _, name := range k.held.names {
+		k.check(k.notify.remove(name))
+	}
 	if k.up != nil {
 		k.upgradeFailed(errors.New("the keeper was told to stop"))
 	}

@@ -125,8 +125,7 @@ func (k *keeper) spawn(bin *binary, mode Mode, args []string, blame bool) (*work
 		Dir:   "/",
 		Env:   append(k.env[:len(k.env):len(k.env)], linkEnv+"=3"),
 		Files: []*os.File{k.null, k.cfg.Stderr, k.cfg.Stderr, theirs},
-		// A group of its own: a Ctrl-C at the terminal is for the keeper alone.
-		Sys: &syscall.SysProcAttr{Setpgid: true},
+		Sys:   &syscall.SysProcAttr{Setpgid: !k.cfg.OneGroup},
 	})
 	if err != nil {
 		_ = conn.Close()
