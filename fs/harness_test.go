@@ -32,6 +32,7 @@ type kernel struct {
 	mu    sync.Mutex
 	next  int32
 	files map[int32]*os.File // by mu
+	slow  time.Duration      // how long it takes to give a file back
 }
 
 func (k *kernel) Register(f *os.File) (int32, error) {
@@ -47,6 +48,7 @@ func (k *kernel) Register(f *os.File) (int32, error) {
 }
 
 func (k *kernel) Unregister(id int32) {
+	time.Sleep(k.slow)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	// Of an id that there is not, nothing is heard.

@@ -37,16 +37,16 @@ func (f *FS) restore() {
 		o.pass, o.backing, o.ref, o.file = true, b.ID, b.Ref, cache.ID(b.File)
 		t.byFile[o.file] = o
 	})
-	lost := t.session.Unrecorded()
 	if f.open.backing != nil && t.session.Epoch() > 1 {
-		// The process before may have been killed before it had given them back, or had come
-		// to know their ids. Nobody can be using them: an open is answered after its record.
+		// The process before may have been killed before it had come to know their ids, or had
+		// given them back. Nobody can be using them: an open is answered after its record. The
+		// first must be gone before any file is registered: these ids are what comes next.
+		for _, id := range t.session.Unrecorded() {
+			t.backing.Unregister(id)
+		}
 		f.wg.Add(1)
 		go func() {
 			defer f.wg.Done()
-			for _, id := range lost {
-				t.backing.Unregister(id)
-			}
 			for _, b := range kept {
 				t.unregister(b.ID, b.Ref)
 			}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -101,6 +102,30 @@ func TestSameBacking(t *testing.T) {
 	h2.close()
 	if s := r.fs.Stats(); s.Handles != 0 || s.OpenFiles != 0 {
 		t.Errorf("%+v", s)
+	}
+}
+
+// TestNewFilesAfterTakeover: what the process before may have registered and not recorded is given
+// back, and never a file that was registered since, which has the id that comes next.
+func TestNewFilesAfterTakeover(t *testing.T) {
+	r := begin(t, true)
+	data := bytes.Repeat([]byte("x"), 300<<10)
+	for i := range 5 {
+		r.store.Set(fmt.Sprint("f", i), data)
+	}
+	mustOpen(t, r, "f0").close()
+	r.kernel.slow = 5 * time.Millisecond
+	r.takeOver(t)
+	var opened []*handle
+	for i := range 4 {
+		opened = append(opened, mustOpen(t, r, fmt.Sprint("f", i+1)))
+	}
+	time.Sleep(50 * r.kernel.slow) // whatever goes on in the background is done by then
+	for _, h := range opened {
+		if !h.o.Passthrough || r.kernel.file(h.o.Backing) == nil {
+			t.Errorf("the file with id %d is not registered (passthrough %v)", h.o.Backing, h.o.Passthrough)
+		}
+		h.close()
 	}
 }
 
