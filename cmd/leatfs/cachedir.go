@@ -103,6 +103,9 @@ func (d *cacheDir) holdsNothing() bool {
 	return true
 }
 
+// cacheInUseError: another process has the lock of a cache directory.
+type cacheInUseError struct{ error }
+
 // checkUsedCache looks at a directory that has been a cache before.
 func checkUsedCache(path string) error {
 	f, err := os.Open(filepath.Join(path, cacheLock))
@@ -111,7 +114,7 @@ func checkUsedCache(path string) error {
 		if errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK) {
 			pid := make([]byte, 16)
 			n, _ := f.Read(pid)
-			return fmt.Errorf("cache directory %s is used by another mount (process %s); choose another with --cache-dir, or unmount that", path, strings.TrimSpace(string(pid[:n])))
+			return cacheInUseError{fmt.Errorf("cache directory %s is used by another mount (process %s); choose another with --cache-dir, or unmount that", path, strings.TrimSpace(string(pid[:n])))}
 		}
 	}
 	b, err := os.ReadFile(filepath.Join(path, cacheFormatFile))

@@ -239,10 +239,17 @@ func (d *daemon) close() error {
 	return err
 }
 
+// cacheWait is how long a mount that has just been unmounted may take to put its cache away.
+const cacheWait = 5 * time.Second
+
 // checkDirs looks at the cache directories, which are made only when the bucket has answered.
-func (d *daemon) checkDirs(context.Context) error {
+func (d *daemon) checkDirs(ctx context.Context) error {
 	for _, p := range d.cfg.cacheDirs {
 		dir, err := checkCacheDir(p, d.cfg.ownCacheDir)
+		for end := time.Now().Add(cacheWait); errors.As(err, new(cacheInUseError)) && ctx.Err() == nil && time.Now().Before(end); {
+			time.Sleep(20 * time.Millisecond)
+			dir, err = checkCacheDir(p, d.cfg.ownCacheDir)
+		}
 		if err != nil {
 			return err
 		}
