@@ -127,6 +127,7 @@ func (g *gauges) Collect(ch chan<- prometheus.Metric) {
 const (
 	stateServing  = "serving"
 	stateRefusing = "refusing"
+	stateSilent   = "silent"
 )
 
 func keeperStatus(n keeper.News) KeeperStatus {

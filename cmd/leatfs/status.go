@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"sync"
 	"text/tabwriter"
 	"time"
 
@@ -22,7 +24,8 @@ type Status struct {
 	Version     string    `json:"version"`
 	WorkerPID   int       `json:"worker_pid"`
 	Started     time.Time `json:"started"`
-	State       string    `json:"state"` // serving, or refusing: every request is answered EIO
+	State       string    `json:"state"`           // serving; refusing: every request is answered EIO; silent: nobody answers
+	Error       string    `json:"error,omitempty"` // why it is silent
 	ReadOnly    bool      `json:"read_only"`
 	Passthrough bool      `json:"passthrough"`
 
@@ -166,17 +169,20 @@ func statusAll(ctx context.Context, w io.Writer, asJSON bool) error {
 	if err != nil {
 		return err
 	}
-	all := []*Status{}
-	for _, sock := range socks {
-		s, err := askStatus(ctx, sock)
-		if errors.Is(err, errNoDaemon) {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("%s: %w", sock, err)
-		}
-		all = append(all, s)
+	// At the same time, since one that hangs is waited for; and one that does is not the others' fault.
+	answers := make([]*Status, len(socks))
+	var wg sync.WaitGroup
+	for i, sock := range socks {
+		wg.Go(func() {
+			s, err := askStatus(ctx, sock)
+			if err != nil && !errors.Is(err, errNoDaemon) {
+				s = &Status{Mountpoint: mountpointOf(sock), State: stateSilent, Error: err.Error()}
+			}
+			answers[i] = s
+		})
 	}
+	wg.Wait()
+	all := slices.DeleteFunc(answers, func(s *Status) bool { return s == nil })
 	if asJSON {
 		return json.NewEncoder(w).Encode(all)
 	}
@@ -195,6 +201,20 @@ func statusAll(ctx context.Context, w io.Writer, asJSON bool) error {
 	return nil
 }
 
+// mountpointOf is the mount that a control socket belongs to; the socket itself when it is gone.
+func mountpointOf(socket string) string {
+	mounts, err := fuse.Mounts()
+	if err != nil {
+		return socket
+	}
+	for _, m := range mounts {
+		if socketPath(m.Mountpoint) == socket {
+			return m.Mountpoint
+		}
+	}
+	return socket
+}
+
 // show prints a status for people, or as JSON.
 func show(w io.Writer, s *Status, asJSON bool) error {
 	if asJSON {
@@ -209,6 +229,10 @@ func show(w io.Writer, s *Status, asJSON bool) error {
 	}
 	if s.Keeper.UpgradeError != "" {
 		keeper += "; the last upgrade did not work: " + s.Keeper.UpgradeError
+	}
+	if s.State == stateSilent {
+		_, err := fmt.Fprintf(w, "mount   %s\ndaemon  DOES NOT ANSWER: %s\n", s.Mountpoint, s.Error)
+		return err
 	}
 	if s.State == stateRefusing {
 		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
