@@ -1,6 +1,7 @@
 package load
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/bits"
@@ -123,6 +124,12 @@ func (r *Report) Longest() (op Op) {
 		}
 	}
 	return op
+}
+
+// Worst returns the n operations that took longest, the longest first.
+func (r *Report) Worst(n int) []Op {
+	ops := slices.SortedFunc(slices.Values(r.Slow), func(a, b Op) int { return cmp.Compare(b.Took, a.Took) })
+	return ops[:min(n, len(ops))]
 }
 
 // Stalls returns, for each of the kills, how long the longest operation took that was under way
