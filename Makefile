@@ -30,7 +30,7 @@ BIN    := bin/leatfs
 ROOT := $(filter 0,$(shell id -u))
 
 .NOTPARALLEL:
-.PHONY: help build install deps tools pyenv lint test test-unit test-mount test-clients-read test-systemd bench demo clean
+.PHONY: help build install deps tools pyenv lint test test-unit test-mount test-clients-read test-systemd torture bench demo clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
@@ -103,6 +103,10 @@ test-clients-read: build deps tools pyenv ## unmodified clients (PyTorch, Parque
 test-systemd: deps tools ## the service under a real systemd, booted from a tree of its own (root)
 	@echo "test: the service under systemd"
 	go test -race -count=1 -timeout 20m ./test/systemd
+
+torture: build deps tools pyenv ## kill the worker of a mount under load for minutes (root); DURATION=5m KILLS=100 ARGS="-only campaign"
+	go build -o bin/torture ./test/torture
+	bin/torture -leatfs bin/leatfs -python "$$(test/pyenv/pyenv.sh)" -duration $(or $(DURATION),5m) -kills $(or $(KILLS),100) $(ARGS)
 
 bench: build deps tools ## measure reads, each as a ratio to its limit in the same run (root)
 	go build -o bin/bench ./test/bench
