@@ -9,6 +9,7 @@
 //	warm       the same mount, pages of the cache files dropped
 //	remounted  a new daemon on the same cache, which must not fetch anything again
 //	daemon     a new cache, and --passthrough=off: all bytes go through the daemon
+//	killed     a new cache, and the mount's process killed every 2 s (of some clients only)
 //
 // One line per client says PASS or FAIL; after a failure the logs are kept.
 package main

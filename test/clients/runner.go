@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/leatfs/leatfs/test/load"
 	"github.com/leatfs/leatfs/test/mountpoint"
 	"github.com/leatfs/leatfs/test/s3test"
 	"github.com/leatfs/leatfs/test/upload"
@@ -82,7 +83,7 @@ func (r *runner) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return r.mounted(ctx, source, "cache-daemon", []string{"--passthrough=off"}, func(m *mountpoint.Mount) error {
+	err = r.mounted(ctx, source, "cache-daemon", []string{"--passthrough=off"}, func(m *mountpoint.Mount) error {
 		if err := r.check(ctx, "daemon", m, manifest); err != nil {
 			return err
 		}
@@ -92,6 +93,57 @@ func (r *runner) run(ctx context.Context) error {
 		}
 		return err
 	})
+	if err != nil || !slices.Contains(killedClients, r.name) {
+		return err
+	}
+	return r.mounted(ctx, source, "cache-killed", nil, func(m *mountpoint.Mount) error { return r.killed(ctx, m, manifest) })
+}
+
+// killedClients are those that also run while the mount's process is killed: PyTorch's DataLoader,
+// whose workers are forked with files of the mount open. make torture does more of it.
+var killedClients = []string{"imagefolder"}
+
+// killEvery is the time between kills.
+const killEvery = 2 * time.Second
+
+// killed checks, from an empty cache, while the process that serves the mount is killed again and
+// again.
+func (r *runner) killed(ctx context.Context, m *mountpoint.Mount, manifest string) error {
+	before, err := m.Status(ctx)
+	if err != nil {
+		return err
+	}
+	keeper, err := load.Keeper(before.WorkerPID)
+	if err != nil {
+		return err
+	}
+	done, kills := make(chan struct{}), make(chan error, 1)
+	go func() {
+		t := time.NewTicker(killEvery)
+		defer t.Stop()
+		for {
+			select {
+			case <-done:
+				kills <- nil
+				return
+			case <-t.C:
+				if _, err := load.KillWorker(keeper, m.Dir, false); err != nil {
+					kills <- err
+					return
+				}
+			}
+		}
+	}()
+	err = r.check(ctx, "killed", m, manifest)
+	close(done)
+	if err = errors.Join(err, <-kills); err != nil {
+		return err
+	}
+	after, err := m.Status(ctx)
+	if err == nil && after.WorkerPID == before.WorkerPID {
+		err = fmt.Errorf("killed: the check was over before the first kill, after %v", killEvery)
+	}
+	return err
 }
 
 // mounted calls f with the bucket mounted, and unmounts whatever f says.

@@ -18,6 +18,20 @@ type Kill struct {
 	Answer time.Duration // from the kill to the first request that was answered; 0 when not waited for
 }
 
+// Keeper returns the process that started a worker.
+func Keeper(worker int) (pid int, err error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", worker))
+	if err != nil {
+		return 0, err
+	}
+	_, rest, _ := strings.Cut(string(b), ") ")
+	f := strings.Fields(rest)
+	if len(f) < 2 {
+		return 0, fmt.Errorf("/proc/%d/stat: %q", worker, b)
+	}
+	return strconv.Atoi(f[1])
+}
+
 // Workers returns the living children of a keeper, those that started last first.
 func Workers(keeper int) (pids []int) {
 	entries, err := os.ReadDir("/proc")

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/leatfs/leatfs/test/load"
@@ -80,5 +81,30 @@ func (t *torture) million(ctx context.Context) error {
 		fmt.Printf("  %-22s p50 %s, p99 %s, max %s\n", name, ms(load.Rank(d, 0.5)), ms(load.Rank(d, 0.99)), ms(load.Rank(d, 1)))
 	}
 	fmt.Printf("  %-22s %.1f MiB resident at most\n", "keeper", float64(w.rss)/(1<<20))
+	own, err := w.takeovers()
+	if err != nil {
+		return err
+	}
+	fmt.Printf("  %-22s p50 %s, max %s, by the worker's own log\n", "from start to serving", ms(load.Rank(own, 0.5)), ms(load.Rank(own, 1)))
 	return w.finish()
+}
+
+// takeovers are the times that workers took to go on with the mount, sorted.
+func (w *world) takeovers() (out []time.Duration, err error) {
+	b, err := os.ReadFile(w.t.path(w.part, "log"))
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(string(b)) {
+		if _, rest, ok := strings.Cut(line, "goes on with the mount"); ok {
+			_, rest, _ = strings.Cut(rest, " after=")
+			text, _, _ := strings.Cut(strings.TrimSpace(rest), " ")
+			d, err := time.ParseDuration(text)
+			if err != nil {
+				return nil, fmt.Errorf("in the log: %s: %w", line, err)
+			}
+			out = append(out, d)
+		}
+	}
+	return load.Sorted(out), nil
 }

@@ -68,7 +68,7 @@ func (w *world) start(ctx context.Context, binary, source string, env []string, 
 	if err != nil {
 		return err
 	}
-	w.keeper, err = strconv.Atoi(field(s.WorkerPID, "PPid"))
+	w.keeper, err = load.Keeper(s.WorkerPID)
 	return err
 }
 
