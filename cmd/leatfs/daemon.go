@@ -285,7 +285,8 @@ func (d *daemon) openCache(context.Context) error {
 		dirs = append(dirs, cache.DirConfig{Path: p, Size: int64(c.cacheSize)})
 	}
 	var err error
-	if d.db, err = meta.Open(meta.Options{Dir: filepath.Join(c.cacheDirs[0], cacheIndex), Log: d.log, Memory: d.budget.index}); err != nil {
+	if d.db, err = meta.Open(meta.Options{Dir: filepath.Join(c.cacheDirs[0], cacheIndex), Log: d.log, Memory: d.budget.index,
+		Killed: d.from.Mode != keeper.ModeMount && !d.from.Blame}); err != nil {
 		return err
 	}
 	d.onClose(d.db.Close)
