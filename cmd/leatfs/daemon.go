@@ -57,6 +57,7 @@ type daemon struct {
 	control  net.Listener
 	metrics  *prometheus.Registry
 	serving  bool        // requests are answered; endMount ends that
+	told     bool        // the log says that it serves
 	leaving  bool        // close leaves the mount to another process
 	orphan   atomic.Bool // the keeper has died
 
@@ -187,6 +188,7 @@ func (d *daemon) mountAndServe(ctx context.Context) error {
 	if err := d.session.SetReadAhead(); err != nil {
 		d.log.Info("the kernel's readahead stays as it is; reads of files not yet whole in the cache are slower", "err", err)
 	}
+	d.told = true
 	d.log.Info("mounted", "source", d.cfg.url.String(), "mountpoint", d.cfg.mountpoint, "version", version,
 		"passthrough", d.session.Passthrough(), "memory", humanBytes(d.budget.total), "go", runtime.Version())
 	return nil
@@ -215,6 +217,7 @@ func (d *daemon) takeOver(ctx context.Context) error {
 	if err := d.serve(ctx); err != nil {
 		return err
 	}
+	d.told = true
 	d.log.Info("goes on with the mount", "mountpoint", d.cfg.mountpoint, "version", version, "process", os.Getpid(),
 		"number", d.memory.Epoch(), "after", time.Since(d.started).Round(time.Millisecond))
 	return nil
@@ -230,7 +233,7 @@ func (d *daemon) close() error {
 	}
 	d.closers = nil
 	err := errors.Join(errs...)
-	if d.serving && !d.leaving {
+	if d.told && !d.leaving {
 		d.log.Info("ended")
 	}
 	if d.logFile != nil {

@@ -25,6 +25,9 @@ type Options struct {
 	// Memory is what the index should keep to, in bytes; 0 means 64 MiB. The share that
 	// it governs is how many tables wait to be written out; the least is about 40 MiB.
 	Memory int64
+	// Killed says that the process that had the index before was killed from outside: that it died
+	// early says nothing of the index then.
+	Killed bool
 	// NoSync leaves out all syncs. For tests: numbers may repeat after a power cut.
 	NoSync bool
 	// Floor is the free space in bytes below which nothing is written (ErrNoSpace), and

@@ -88,6 +88,9 @@ func (db *DB) open() (err error) {
 	}
 	last := db.lock.read()
 	opening, early := last.opening, last.early
+	if db.opt.Killed {
+		opening, early = max(opening-1, 0), max(early-1, 0)
+	}
 	since, cause := db.openBadger(opening, early)
 	if errors.Is(cause, ErrNewer) || passing(cause) {
 		return cause
