@@ -22,9 +22,9 @@ func TestTakeoverStorm(t *testing.T) {
 		t.Fatal(err)
 	}
 	keeper := m.status().Keeper.PID
-	// Nine in a row at each moment; which of them falls into what depends on the machine.
+	// Seven in a row at each moment; which of them falls into what depends on the machine.
 	for after := time.Duration(0); after <= 400*time.Millisecond; after += 10*time.Millisecond + after/4 {
-		for range 9 {
+		for range 7 {
 			pid := m.worker(keeper)
 			time.Sleep(after)
 			m.signal(pid, syscall.SIGKILL)
