@@ -11,8 +11,9 @@ import (
 
 func ms(d time.Duration) string { return fmt.Sprintf("%.0f ms", float64(d.Microseconds())/1e3) }
 
-// report prints what the processes saw, and notes what is wrong.
-func (w *world) report(rs []*load.Report, n int, kills []load.Kill) {
+// report prints what the processes saw, and notes what is wrong. all are the kills, kills those
+// after which an answer was waited for.
+func (w *world) report(rs []*load.Report, all, kills []load.Kill) {
 	s := load.Add(rs)
 	stalls := s.Stalls(kills)
 	var answers []time.Duration
@@ -22,7 +23,7 @@ func (w *world) report(rs []*load.Report, n int, kills []load.Kill) {
 	load.Sorted(answers)
 	worst := s.Longest()
 	for _, row := range [][2]string{
-		{"kills", fmt.Sprint(n)},
+		{"kills", fmt.Sprint(len(all))},
 		{"processes", fmt.Sprint(s.Processes)},
 		{"operations", fmt.Sprintf("%d, %d MiB compared", s.Ops, s.Bytes>>20)},
 		{"errors", fmt.Sprint(s.Errors)},
@@ -35,7 +36,7 @@ func (w *world) report(rs []*load.Report, n int, kills []load.Kill) {
 		fmt.Printf("  %-22s %s\n", row[0], row[1])
 	}
 	for _, o := range s.Worst(5) {
-		fmt.Printf("  %-22s %s: %s, begun %s after a kill\n", "long", o.Name, ms(o.Took), ms(after(kills, o.Start)))
+		fmt.Printf("  %-22s %s: %s, over %d kills\n", "long", o.Name, ms(o.Took), over(all, o))
 	}
 	if s.Errors+s.Wrong > 0 {
 		w.t.wrong("%s: %d errors, %d times wrong bytes or names: %v", w.part, s.Errors, s.Wrong, s.First)
@@ -80,28 +81,30 @@ func (t *torture) kill(ctx context.Context, part, binary string, duration time.D
 	}
 	rng := rand.New(rand.NewPCG(t.seed, 1))
 	every := duration / time.Duration(n)
-	var kills []load.Kill
-	began, done := time.Now(), 0
-	for done < n && err == nil && ctx.Err() == nil {
-		time.Sleep(time.Until(began.Add(time.Duration(done)*every + rand.N(every+1))))
+	var all, kills []load.Kill
+	began := time.Now()
+	for len(all) < n && err == nil && ctx.Err() == nil {
+		time.Sleep(time.Until(began.Add(time.Duration(len(all))*every + time.Duration(rng.Int64N(int64(every)+1)))))
 		burst := 1
 		if rng.IntN(10) == 0 {
-			burst = min(3, n-done)
+			burst = min(3, n-len(all))
 		}
 		var k load.Kill
 		for i := range burst {
 			if k, err = w.kill(i == burst-1); err != nil {
 				break
 			}
-			done++
+			all = append(all, k)
 			if i < burst-1 {
 				time.Sleep(time.Duration(rng.IntN(100)) * time.Millisecond)
 			}
 		}
-		kills = append(kills, k)
+		if err == nil {
+			kills = append(kills, k)
+		}
 	}
 	rs, perr := ps.Stop()
-	w.report(rs, done, kills)
+	w.report(rs, all, kills)
 	for _, e := range []error{err, perr, ctx.Err()} {
 		if e != nil {
 			return e
@@ -136,7 +139,7 @@ func (t *torture) leaks(ctx context.Context) error {
 		time.Sleep(time.Duration(rng.IntN(60)) * time.Millisecond)
 	}
 	rs, perr := ps.Stop()
-	w.report(rs, len(kills), kills)
+	w.report(rs, kills, kills)
 	for _, e := range []error{err, perr, ctx.Err()} {
 		if e != nil {
 			return e
@@ -148,12 +151,12 @@ func (t *torture) leaks(ctx context.Context) error {
 	return w.finish()
 }
 
-// after is how long after the last kill something was, 0 when there was none.
-func after(kills []load.Kill, at int64) (d time.Duration) {
+// over counts the kills while an operation was under way.
+func over(kills []load.Kill, o load.Op) (n int) {
 	for _, k := range kills {
-		if since := time.Duration(at - k.At.UnixNano()); since > 0 && (d == 0 || since < d) {
-			d = since
+		if at := k.At.UnixNano(); at > o.Start && at < o.Start+int64(o.Took) {
+			n++
 		}
 	}
-	return d
+	return n
 }
