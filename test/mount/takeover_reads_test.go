@@ -1,73 +1,65 @@
 package mount
 
 import (
-	"errors"
+	"bytes"
+	"fmt"
+	"io"
 	"syscall"
 	"testing"
-	"time"
-
-	"golang.org/x/sys/unix"
-
-	"github.com/leatfs/leatfs/test/load"
 )
 
-// TestTakeoverReads: what the kernel reads by itself is read while there is no worker at all, by
-// handles and by mappings; what needs one waits for it.
+// TestTakeoverReads: what the kernel reads by itself is read while no process serves the mount.
 func TestTakeoverReads(t *testing.T) {
 	w := newWorld(t)
-	data := load.Content("f", 3<<20)
+	data := random(1, 9<<20)
 	w.put("f", data)
 	m := w.mount()
 	m.same("f", data)
-	m.eventually("the kernel reads it by itself", func() error {
-		m.same("f", data)
-		if m.status().Files.Pass == 0 {
-			return errors.New("not yet")
+	m.eventually("the file is passed through", func() error {
+		before := m.status().Files.Pass
+		f := mustOpen(t, m.path("f"))
+		defer f.Close()
+		if m.status().Files.Pass == before {
+			return fmt.Errorf("%d opens are", before)
 		}
 		return nil
 	})
 	f := mustOpen(t, m.path("f"))
-	mem, err := unix.Mmap(int(f.Fd()), 0, len(data), unix.PROT_READ, unix.MAP_SHARED)
+	mapped, err := syscall.Mmap(int(f.Fd()), 0, len(data), syscall.PROT_READ, syscall.MAP_SHARED)
 	if err != nil {
 		t.Fatal(err)
 	}
-	keeper := m.status().Keeper.PID
-	m.signal(keeper, syscall.SIGSTOP)
-	worker := m.worker(keeper)
-	m.signal(worker, syscall.SIGKILL)
-	m.gone(worker)
-	resumed := time.AfterFunc(20*time.Second, func() { _ = syscall.Kill(keeper, syscall.SIGCONT) }) // or it would wait for ever
-	b := make([]byte, len(data))
-	for range 3 {
-		if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
+	s := m.status()
+	for _, x := range []struct {
+		pid int
+		sig syscall.Signal
+	}{{s.Keeper.PID, syscall.SIGSTOP}, {s.WorkerPID, syscall.SIGKILL}} {
+		if err := syscall.Kill(x.pid, x.sig); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := f.ReadAt(b, 0); err != nil {
-			t.Fatal(err)
+	}
+	m.eventually("nobody serves", func() error {
+		if alive(s.WorkerPID) {
+			return fmt.Errorf("process %d is alive", s.WorkerPID)
 		}
-		for _, got := range [][]byte{b, mem} {
-			if err := load.Check("f", 0, got); err != nil {
-				t.Error(err)
-			}
-		}
+		return nil
+	})
+	dropCaches(t)
+	if got, err := io.ReadAll(f); err != nil || !bytes.Equal(got, data) {
+		t.Errorf("read: %v, %s", err, difference(got, data))
 	}
-	if !resumed.Stop() {
-		t.Error("a read waited for the worker")
+	if !bytes.Equal(mapped, data) {
+		t.Error("the mapping has wrong bytes")
 	}
-	stated := make(chan error, 1)
-	go func() {
-		stated <- unix.Statx(unix.AT_FDCWD, m.path("f"), unix.AT_STATX_FORCE_SYNC, unix.STATX_SIZE, new(unix.Statx_t))
-	}()
-	select {
-	case <-stated:
-		t.Error("attributes were asked for, and answered by nobody")
-	case <-time.After(300 * time.Millisecond):
+	if err := syscall.Kill(s.Keeper.PID, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
 	}
-	m.signal(keeper, syscall.SIGCONT)
-	if err := <-stated; err != nil {
+	m.same("f", data)
+	if err := syscall.Munmap(mapped); err != nil {
 		t.Error(err)
 	}
-	if err := errors.Join(unix.Munmap(mem), f.Close()); err != nil {
-		t.Error(err)
+	if r := m.status().Keeper.Restarts; r != 1 {
+		t.Errorf("%d restarts", r)
 	}
+	_ = f.Close()
 }
