@@ -117,17 +117,8 @@ func (o *MountOptions) Check() error {
 
 // MountedAt returns the type of the file system mounted exactly at path, "" if none.
 func MountedAt(path string) (string, error) {
-	mounts, err := Mounts()
-	if err != nil {
-		return "", err
-	}
-	fstype := ""
-	for _, m := range mounts {
-		if m.Mountpoint == path {
-			fstype = m.Type // the last one covers those before
-		}
-	}
-	return fstype, nil
+	top, err := topAt(path)
+	return top.Type, err
 }
 
 // MountInfo is one line of /proc/self/mountinfo.
@@ -271,6 +262,49 @@ func Unmount(mountpoint string, lazy bool) error {
 		return fmt.Errorf("unmount %s: %w", mountpoint, err)
 	}
 	return nil
+}
+
+// UnmountOwn is Unmount of the mount with the device number dev, as in MountInfo.Dev and
+// session.Info.Dev. It does nothing when that is not the topmost one at mountpoint: then it is out
+// of sight already, and what is there is somebody else's. An empty dev (a session of an older
+// version) means whatever is there.
+func UnmountOwn(mountpoint, dev string, lazy bool) error {
+	if dev != "" {
+		top, err := topAt(mountpoint)
+		if err != nil {
+			return fmt.Errorf("unmount %s: %w", mountpoint, err)
+		}
+		if top.Type != fsType || top.Dev != dev {
+			return nil
+		}
+	}
+	return Unmount(mountpoint, lazy)
+}
+
+// fsType is the type of a mount of leatfs in /proc/self/mountinfo.
+const fsType = "fuse.leatfs"
+
+// topAt is the topmost mount at a path, which it does not touch; the zero value when nothing is
+// mounted there.
+func topAt(path string) (top MountInfo, err error) {
+	mounts, err := Mounts()
+	if err != nil {
+		return top, err
+	}
+	for _, m := range mounts {
+		if m.Mountpoint == path {
+			top = m // the last one covers those before
+		}
+	}
+	return top, nil
+}
+
+// deviceAt is the device number of the topmost mount at a path if that is a leatfs, else empty.
+func deviceAt(path string) string {
+	if top, err := topAt(path); err == nil && top.Type == fsType {
+		return top.Dev
+	}
+	return ""
 }
 
 // Dead tells whether a leatfs is mounted at a path whose connection nobody holds any more, or was

@@ -64,7 +64,8 @@ func Mount(opt Options, sess *session.Session, origin json.RawMessage) (*Session
 	}
 	in, out, err := s.conn.handshake()
 	if err == nil {
-		err = sess.SetInfo(session.Info{Source: opt.Mount.Source, Mountpoint: opt.Mount.Mountpoint, InitIn: in, InitOut: out, Origin: origin})
+		err = sess.SetInfo(session.Info{Source: opt.Mount.Source, Mountpoint: opt.Mount.Mountpoint, Dev: deviceAt(opt.Mount.Mountpoint),
+			InitIn: in, InitOut: out, Origin: origin})
 	}
 	if err != nil {
 		return nil, errors.Join(err, s.conn.close(), Unmount(opt.Mount.Mountpoint, true))

@@ -29,6 +29,9 @@ import (
 // Info is what a mount is, for the next process to make sure that it is the same.
 type Info struct {
 	Source, Mountpoint string
+	// Dev is the device number of the mount as in /proc/self/mountinfo ("0:59"), which tells it from
+	// another one at the same place; empty when it is not known.
+	Dev string `json:",omitempty"`
 	// InitIn is the INIT that the kernel sent, InitOut what it was answered.
 	InitIn, InitOut []byte
 	// Origin is what the first process learned of the origin, for the next one not to ask.
