@@ -12,6 +12,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/leatfs/leatfs/cmd/leatfs/keeper"
 )
 
 // version is set by the linker.
@@ -39,8 +41,10 @@ func main() {
 		os.Exit(keep(os.Args[0], os.Args[2:])) // before anything that takes memory
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	// A second signal ends the program at once.
-	context.AfterFunc(ctx, stop)
+	if !keeper.Started() { // a worker is ended by its keeper
+		// A second signal ends the program at once.
+		context.AfterFunc(ctx, stop)
+	}
 	code := runAs(ctx, os.Args, os.Stdout, os.Stderr)
 	stop()
 	os.Exit(code)

@@ -25,9 +25,14 @@ func work(ctx context.Context, c *mountConfig, flags *pflag.FlagSet, args []stri
 	defer b.stop()
 	orders := newOrders(link)
 	defer orders.stop()
-	starting, started := orders.during(ctx)
-	defer started()
 	start := link.Start()
+	whole := ctx
+	if start.Mode != keeper.ModeMount {
+		// Told to stop while it takes over, it does so first: who uses the mount is waited for.
+		whole = context.WithoutCancel(ctx)
+	}
+	starting, started := orders.during(whole)
+	defer started()
 	c.mounted = start.Mode != keeper.ModeMount
 	d, err := func() (*daemon, error) {
 		if err := c.complete(flags, args); err != nil {
@@ -208,7 +213,7 @@ func (d *daemon) wait(ctx context.Context) error {
 		case <-asked:
 			// To end the mount is the keeper's to do, if there is one.
 			asked = nil
-			if pid := d.link.News().KeeperPID; commands != nil && pid > 0 && unix.Kill(pid, unix.SIGTERM) == nil {
+			if commands != nil && d.askStop() {
 				continue
 			}
 			d.log.Info("asked to end")
@@ -237,6 +242,20 @@ func (d *daemon) wait(ctx context.Context) error {
 			}
 		}
 	}
+}
+
+// askStop asks the keeper to end the mount; false when nobody is there to be asked.
+func (d *daemon) askStop() bool {
+	err := d.link.AskStop()
+	if !errors.Is(err, errors.ErrUnsupported) {
+		return err == nil
+	}
+	// An older keeper takes a signal only, and a second one to mean that nobody is waited for.
+	if len(d.commands) > 0 {
+		return true
+	}
+	pid := d.link.News().KeeperPID
+	return pid > 0 && unix.Kill(pid, unix.SIGTERM) == nil
 }
 
 // end ends the mount.

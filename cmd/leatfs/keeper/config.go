@@ -45,9 +45,9 @@ type Config struct {
 type Times struct {
 	Tick        time.Duration // time between looks at the workers; also the unit that HangAfter is counted in
 	HangAfter   time.Duration // a worker that gives no sign of life for so long hangs
-	QuitWait    time.Duration // from SIGQUIT or SIGTERM to SIGKILL
+	QuitWait    time.Duration // from SIGQUIT to SIGKILL, and from there to the first complaint
 	PrepareWait time.Duration // how long a standby may take to say Prepared
-	DrainWait   time.Duration // how long a worker may take to drain, before SIGTERM
+	DrainWait   time.Duration // how long a worker may take to drain, before SIGKILL
 	LeaveWait   time.Duration // how long a worker may live after it said Ended, Failed or Drained, or a refuser after Drain
 	StopWait    time.Duration // how long a worker may take to stop, before the keeper unmounts
 	LinkGrace   time.Duration // how long a worker may live after it closed its link

@@ -17,7 +17,8 @@
 //	standby   prepared | failed; after go as takeover                  go, then drain, stop
 //	refuse    ready                                                    drain, stop
 //
-// and at any time beat, status, drained or ended before it exits, and news from the keeper. A
+// and at any time beat, status, ask (to be stopped), drained or ended before it exits, and news from
+// the keeper. A
 // keeper lives on while its workers are upgraded, so each side leaves what it does not know alone.
 // What a worker sent before it died counts: a death is judged when its socket is empty.
 //
@@ -28,7 +29,7 @@
 // uninterruptible wait is waited for, and the status says so.
 //
 //	starting -> ready -> draining | stopping -> leaving -> exit
-//	     any of them -> dying (SIGQUIT for one that hangs, SIGTERM for one that is late) -> killed
+//	     any of them -> dying (SIGQUIT for one that hangs) -> killed
 //
 // After each event the loop asks what is next (keeper.act), in this order:
 //

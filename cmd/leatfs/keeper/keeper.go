@@ -56,6 +56,7 @@ type keeper struct {
 	everReady bool // a real worker was
 	notified  bool // systemd was told READY
 	reported  bool
+	signal    bool // a signal told to stop
 	stopping  bool // told to stop, or the mount is gone: start nothing any more
 	gone      bool // the mount is gone: nothing to unmount
 	done      bool // Run returns
@@ -292,7 +293,10 @@ func (k *keeper) signalled(s os.Signal) {
 		return
 	}
 	k.log.Info("told to stop", "signal", s.String())
-	if k.stopping && k.cur != nil && k.cur.phase == stopping {
+	// The first may come after the worker's own had it ask: who stops both does not stop twice.
+	again := k.signal
+	k.signal = true
+	if again && k.stopping && k.cur != nil && k.cur.phase == stopping {
 		k.log.Warn("told to stop again: the worker is not waited for", "worker", k.cur.pid())
 		k.terminate(k.cur)
 	}
@@ -394,13 +398,11 @@ func (k *keeper) hang(w *worker, why string) {
 	k.set(w, k.times.QuitWait, func() { k.kill(w) })
 }
 
-// terminate ends a worker that was told to end and did not.
+// terminate ends a worker that was told to end and did not. It is not asked again: by SIGTERM a
+// worker is told to end the mount, and its state survives SIGKILL by design.
 func (k *keeper) terminate(w *worker) {
 	k.log.Warn("the worker does not end in time and is killed", "worker", w.pid())
-	w.ordered = true
-	w.phase = dying
-	_ = w.proc.Signal(unix.SIGTERM)
-	k.set(w, k.times.QuitWait, func() { k.kill(w) })
+	k.kill(w)
 }
 
 // kill kills a worker. Then it is waited for, however long it takes: no other may be on the mount.

@@ -72,12 +72,16 @@ type Link struct {
 	conn     *net.UnixConn
 	commands chan Command  // closed by receive, its only sender, when the keeper is gone
 	done     chan struct{} // closed by receive at its end
+	asks     bool          // the keeper knows ask
 
 	mu    sync.Mutex // guards start
 	start Start
 
 	sending sync.Mutex // held over a message and its deadline; not together with mu
 }
+
+// Started says that a keeper started this process, until Attach is called.
+func Started() bool { return os.Getenv(linkEnv) != "" }
 
 // Attach finds the keeper that started this process. It returns nil and no error when none
 // did. To be called once, before other goroutines start processes: the variable that names the
@@ -149,6 +153,7 @@ func newLink(conn *net.UnixConn) (*Link, error) {
 		// Each command comes once at most, so receive never waits for a reader.
 		commands: make(chan Command, 3),
 		done:     make(chan struct{}),
+		asks:     p.Asks,
 		start: Start{
 			Mode:    p.Mode,
 			Device:  asFile(p.take(nameDevice), nameDevice),
@@ -268,6 +273,16 @@ func (l *Link) Drained() { _ = l.send(message{Kind: kindDrained}) }
 // Ended says that the mount is gone: by the command Stop, because somebody unmounted it, or, in
 // ModeTakeover, because the connection was dead. The worker exits after it.
 func (l *Link) Ended() { _ = l.send(message{Kind: kindEnded}) }
+
+// AskStop asks the keeper to end the mount, as its SIGTERM does; asking again, or when it has been
+// told already, changes nothing. The command Stop follows. It fails when the keeper is gone, and with
+// errors.ErrUnsupported when it is of a version that cannot be asked.
+func (l *Link) AskStop() error {
+	if !l.asks {
+		return fmt.Errorf("ask the keeper to stop: %w", errors.ErrUnsupported)
+	}
+	return l.send(message{Kind: kindAsk})
+}
 
 // StatusText is shown by "systemctl status"; one line.
 func (l *Link) StatusText(text string) { _ = l.send(message{Kind: kindStatus, Text: oneLine(text)}) }

@@ -46,6 +46,7 @@ const (
 	kindStatus   kind = "status"
 	kindBeat     kind = "beat"
 	kindTell     kind = "tell"
+	kindAsk      kind = "ask"
 )
 
 // message is one packet on the socket between keeper and worker. Which fields count depends
@@ -56,6 +57,7 @@ type message struct {
 	Mode     Mode     `json:",omitempty"` // start
 	Blame    bool     `json:",omitempty"` // start, go
 	News     *News    `json:",omitempty"` // start, news
+	Asks     bool     `json:",omitempty"` // start: the keeper knows ask
 	Args     []string `json:",omitempty"` // ready
 	Text     string   `json:",omitempty"` // failed, status: one line
 	Usage    bool     `json:",omitempty"` // failed

@@ -54,7 +54,7 @@ const (
 	draining              // it was told Drain
 	stopping              // it was told Stop
 	leaving               // it said Ended, Failed or Drained
-	dying                 // it was sent SIGQUIT or SIGTERM, SIGKILL comes
+	dying                 // it was sent SIGQUIT, SIGKILL comes
 	killed                // it was sent SIGKILL
 )
 
@@ -115,7 +115,7 @@ func (k *keeper) spawn(bin *binary, mode Mode, args []string, blame bool) (*work
 	}
 	news := k.news
 	err = send(conn, message{
-		Kind: kindStart, Protocol: protocol, Mode: mode, Blame: blame, News: &news, Names: k.held.names,
+		Kind: kindStart, Protocol: protocol, Mode: mode, Blame: blame, News: &news, Asks: true, Names: k.held.names,
 	}, k.held.fds, false)
 	if err != nil {
 		_ = conn.Close()

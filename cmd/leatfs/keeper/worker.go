@@ -92,6 +92,11 @@ func (k *keeper) heard(w *worker, p *packet) {
 		if w == k.cur && w.phase <= ready {
 			k.workerText = oneLine(p.Text)
 		}
+	case kindAsk:
+		if w == k.cur && w.phase <= ready {
+			k.log.Info("the worker was told to stop", "worker", w.pid())
+			k.stop()
+		}
 	case kindMounted:
 		k.mounted(w, p)
 	case kindReady:

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -181,6 +182,17 @@ func (p *player) do(word string) int {
 					note(p.dir, "news %d %s", p.n, e)
 				}
 			}
+		}()
+	case "ask":
+		if err := p.link.AskStop(); err != nil {
+			note(p.dir, "BAD ask: %v", err)
+		}
+	case "trap":
+		c := make(chan os.Signal, 1)
+		signal.Notify(c, unix.SIGTERM)
+		go func() {
+			<-c
+			note(p.dir, "BAD: SIGTERM for worker %d", p.n)
 		}()
 	case "text":
 		p.link.StatusText(arg)
