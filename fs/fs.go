@@ -105,6 +105,7 @@ type FS struct {
 	open       openTable
 	ownSession *session.Session // when the caller gave none
 	changes    chan change      // to the notifier; see notify.go
+	contents   contents
 	stats      counters
 }
 
@@ -150,6 +151,7 @@ func New(cfg Config) (*FS, error) {
 		negatives: newExpiring(16384),
 		staleHits: newExpiring(1024),
 		changes:   make(chan change, 4096),
+		contents:  contents{nodes: make(map[NodeID]struct{}), wake: make(chan struct{}, 1)},
 	}
 	if f.opt.Now == nil {
 		f.opt.Now = time.Now
@@ -164,6 +166,7 @@ func New(cfg Config) (*FS, error) {
 	}
 	f.ctx, f.cancel = context.WithCancel(context.Background())
 	f.open.init(cfg.Backing, s)
+	f.contents.session = s
 	f.restore()
 	f.cache.SetReclaim(f.open.reclaim)
 	f.cache.SetDamaged(f.damaged)

@@ -78,6 +78,8 @@ type rig struct {
 	cache  *cache.Cache
 	fs     *FS
 	memory *session.Session
+
+	notifier Notifier // nil: the kernel is not told
 }
 
 // fatal is what rapid's T and testing's have in common.
@@ -123,7 +125,7 @@ func (r *rig) start(t fatal) {
 		r.memory, err = session.Create()
 		must(err)
 	}
-	cfg.Session = r.memory
+	cfg.Session, cfg.Notifier = r.memory, r.notifier
 	r.fs, err = New(cfg)
 	must(err)
 }
@@ -137,7 +139,7 @@ func (r *rig) stop(t fatal) {
 		t.Fatalf("%d files still registered for passthrough", len(r.kernel.files))
 	}
 	left := 0
-	r.memory.Handles(func(_, _, _ uint64) { left++ })
+	r.memory.Handles(func(session.Handle) { left++ })
 	r.memory.Backings(func(session.Backing) { left++ })
 	if r.kernel != nil && left > 0 {
 		t.Fatalf("%d handles and files are still in the session", left)

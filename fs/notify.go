@@ -2,16 +2,17 @@ package fs
 
 import (
 	"errors"
+	"sync"
 
 	"github.com/leatfs/leatfs/cache"
 	"github.com/leatfs/leatfs/fs/meta"
+	"github.com/leatfs/leatfs/fs/session"
 )
 
-// change is a name, or the content of a node, that no longer is what the kernel may believe.
+// change is a name that no longer is what the kernel may believe.
 type change struct {
 	parent NodeID
 	name   string
-	node   NodeID // not 0: its content; else name in parent
 }
 
 // changed queues a notification. It never waits: a full queue drops (and counts) it, and the
@@ -21,15 +22,50 @@ func (f *FS) changed(parent meta.Ino, name string) {
 	if parent == f.root.Ino {
 		p = RootNode
 	}
-	f.notify(change{parent: p, name: name})
-}
-
-func (f *FS) notify(c change) {
 	select {
-	case f.changes <- c:
+	case f.changes <- change{parent: p, name: name}:
 	default:
 		f.stats.changesDropped.Add(1)
 	}
+}
+
+// contents are the nodes whose content the kernel is to drop. Unlike names they have no time after
+// which the kernel asks by itself, so none is dropped.
+type contents struct {
+	session *session.Session // is told while there are some
+
+	mu    sync.Mutex
+	nodes map[NodeID]struct{} // by mu
+	wake  chan struct{}       // holds one when there are some
+}
+
+func (c *contents) add(n NodeID) {
+	c.mu.Lock()
+	c.session.SetUntold(true)
+	c.nodes[n] = struct{}{}
+	c.mu.Unlock()
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+// told says that the kernel was told of all that take returned.
+func (c *contents) told() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.nodes) == 0 {
+		c.session.SetUntold(false)
+	}
+}
+
+// take returns all.
+func (c *contents) take() map[NodeID]struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := c.nodes
+	c.nodes = make(map[NodeID]struct{})
+	return n
 }
 
 // damaged is told by the cache that bytes of a version were wrong, after readers may have
@@ -57,7 +93,7 @@ func (f *FS) damaged(ident cache.Identity) {
 		}
 	}
 	for _, n := range nodes {
-		f.notify(change{node: n})
+		f.contents.add(n)
 	}
 }
 
@@ -67,12 +103,17 @@ func (f *FS) notifyLoop(n Notifier) {
 		select {
 		case <-f.ctx.Done():
 			return
+		case <-f.contents.wake:
+			for node := range f.contents.take() {
+				if n != nil {
+					n.ContentChanged(node)
+				}
+			}
+			if f.ctx.Err() == nil {
+				f.contents.told() // else some may not have been
+			}
 		case c := <-f.changes:
-			switch {
-			case n == nil:
-			case c.node != 0:
-				n.ContentChanged(c.node)
-			default:
+			if n != nil {
 				n.EntryChanged(c.parent, c.name)
 			}
 		}

@@ -138,8 +138,14 @@ func (f *FS) outdated(o *openNode) bool {
 // because another open has just switched it. Handles of the same version may be added to
 // those that are open; anything else has to be looked up again.
 func (f *FS) reopen(ctx context.Context, node NodeID, in *meta.Inode) (Opened, error) {
-	if _, err := f.revive(ctx, node); err != nil {
+	old, err := f.revive(ctx, node)
+	if err != nil {
 		return Opened{}, err
+	}
+	if old != nil && old.pass && f.outdated(old) {
+		// Its file was found damaged: those who have it keep it, and nobody else gets it.
+		f.open.drop(node)
+		return Opened{}, ErrStale
 	}
 	unique, _ := requestOf(ctx)
 	o, fh, err := f.open.joinOpen(node, &in.Object, unique)

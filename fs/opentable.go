@@ -41,6 +41,8 @@ type openTable struct {
 	backing Backing // nil: nothing new is given to the kernel
 	session *session.Session
 
+	closing sync.WaitGroup // closes that go on in the background
+
 	mu      sync.Mutex
 	nodes   map[NodeID]*openNode   // by mu
 	byFile  map[cache.ID]*openNode // passthrough nodes, by mu
@@ -137,7 +139,11 @@ func (t *openTable) joinOpen(n NodeID, version *meta.Object, unique uint64) (o *
 }
 
 func (t *openTable) addHandle(o *openNode, unique uint64) (fh uint64, err error) {
-	if fh, err = t.session.NewHandle(uint64(o.node), unique); err != nil {
+	backing := int32(0)
+	if o.pass {
+		backing = o.backing
+	}
+	if fh, err = t.session.NewHandle(uint64(o.node), unique, backing); err != nil {
 		return 0, err
 	}
 	if o.idle != nil {
@@ -199,9 +205,17 @@ func (t *openTable) handleGone(n NodeID) {
 		}
 	}
 	t.mu.Unlock()
-	for _, o := range drop {
-		t.close(o)
+	if len(drop) == 0 {
+		return
 	}
+	// The last user of a file that has no name any more frees its blocks, which can take seconds.
+	t.closing.Add(1)
+	go func() {
+		defer t.closing.Done()
+		for _, o := range drop {
+			t.close(o)
+		}
+	}()
 }
 
 // remove takes o out of the table; the caller closes it without the lock. By mu.
@@ -319,6 +333,7 @@ func (t *openTable) drop(n NodeID) bool {
 // closeAll gives everything back, at the end of the mount. With leave the mount goes on under
 // another process, and what the kernel and the session know stays.
 func (t *openTable) closeAll(leave bool) {
+	t.closing.Wait()
 	t.mu.Lock()
 	var all []*openNode
 	for _, o := range t.nodes {

@@ -17,11 +17,11 @@ import (
 // background what it merely kept. It is called before anything else is.
 func (f *FS) restore() {
 	t := &f.open
-	t.session.Handles(func(_, node, _ uint64) {
-		o := t.nodes[NodeID(node)]
+	t.session.Handles(func(h session.Handle) {
+		o := t.nodes[NodeID(h.Node)]
 		if o == nil {
 			// Its way of serving is not looked at again: after the last close, it goes.
-			o = &openNode{node: NodeID(node), restored: true, dead: true}
+			o = &openNode{node: NodeID(h.Node), restored: true, dead: true, pass: h.Backing != 0, backing: h.Backing}
 			t.nodes[o.node] = o
 		}
 		o.handles++
@@ -30,11 +30,11 @@ func (f *FS) restore() {
 	var kept []session.Backing
 	t.session.Backings(func(b session.Backing) {
 		o := t.nodes[NodeID(b.Node)]
-		if o == nil || o.pass {
+		if o == nil || !o.pass || o.backing != b.ID {
 			kept = append(kept, b)
 			return
 		}
-		o.pass, o.backing, o.ref, o.file = true, b.ID, b.Ref, cache.ID(b.File)
+		o.ref, o.file = b.Ref, cache.ID(b.File)
 		t.byFile[o.file] = o
 	})
 	if f.open.backing != nil && t.session.Epoch() > 1 {
@@ -52,10 +52,12 @@ func (f *FS) restore() {
 			}
 		}()
 	}
-	for n, o := range t.nodes {
-		if !o.pass {
-			// The process before may have found bytes to be wrong, and not have come to say so.
-			f.notify(change{node: n})
+	if t.session.Untold() {
+		// The process before had found bytes to be wrong, and had not come to say so of all.
+		for n, o := range t.nodes {
+			if !o.pass {
+				f.contents.add(n)
+			}
 		}
 	}
 }

@@ -261,7 +261,7 @@ func TestTooManyHandles(t *testing.T) {
 	r := begin(t, true)
 	r.store.Set("f", bytes.Repeat([]byte("x"), 3000))
 	for {
-		if _, err := r.memory.NewHandle(uint64(Node(meta.MaxIno, 1)), 0); err != nil {
+		if _, err := r.memory.NewHandle(uint64(Node(meta.MaxIno, 1)), 0, 0); err != nil {
 			break
 		}
 	}
@@ -271,7 +271,85 @@ func TestTooManyHandles(t *testing.T) {
 	if n := r.kernel.count(); n != 0 {
 		t.Errorf("%d files are registered", n)
 	}
-	r.memory.Handles(func(fh, _, _ uint64) { r.memory.FreeHandle(fh) })
+	r.memory.Handles(func(h session.Handle) { r.memory.FreeHandle(h.FH) })
 	h := mustOpen(t, r, "f")
+	h.close()
+}
+
+// TestTwoRecordsOfOneNode: a process may be killed while the file that the one before kept for a
+// node is not given back yet, and another is open for the node. The open one's id is what counts.
+func TestTwoRecordsOfOneNode(t *testing.T) {
+	r := begin(t, true)
+	data := bytes.Repeat([]byte("x"), 300<<10)
+	r.store.Set("f", data)
+	h := mustOpen(t, r, "f")
+	o := r.fs.open.peek(h.node)
+	f, err := os.Open(filepath.Join(r.dir, "leatfs-cache.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for range 3 { // below and above the one in use
+		if _, err := r.memory.NewBacking(uint64(h.node), uint64(o.file), func() (int32, error) { return r.kernel.Register(f) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.takeOver(t)
+	h2 := mustOpen(t, r, "f")
+	if h2.node != h.node || h2.o.Backing != h.o.Backing {
+		t.Errorf("node %#x with id %d, want %#x with %d", h2.node, h2.o.Backing, h.node, h.o.Backing)
+	}
+	h2.check(t, data)
+	h2.close()
+	h.close()
+}
+
+// notified records what the kernel is told.
+type notified struct {
+	content chan NodeID
+	stuck   chan struct{} // ContentChanged waits until it is closed
+}
+
+func (n *notified) EntryChanged(NodeID, string) {}
+
+func (n *notified) ContentChanged(node NodeID) {
+	<-n.stuck
+	n.content <- node
+}
+
+// TestUntold: wrong bytes that the kernel may have, and was not told of by a process that died, it is
+// told of by the next; and of nothing else.
+func TestUntold(t *testing.T) {
+	r := begin(t, false)
+	n := &notified{content: make(chan NodeID, 100), stuck: make(chan struct{})}
+	close(n.stuck)
+	r.notifier = n
+	r.store.Set("f", bytes.Repeat([]byte("x"), 3<<20))
+	h := mustOpen(t, r, "f")
+	r.takeOver(t)
+	in, err := r.db.Inode(h.node.Ino())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.fs.damaged(cache.Identity{Key: "f", ETag: in.Object.ETag, Size: in.Object.Size, Inode: uint64(in.Ino)})
+	if got := <-n.content; got != h.node {
+		t.Errorf("told of %#x, want %#x", got, h.node)
+	}
+	for r.memory.Untold() {
+		time.Sleep(time.Millisecond)
+	}
+	// As a process that is killed in telling leaves it.
+	r.memory.SetUntold(true)
+	r.takeOver(t)
+	if got := <-n.content; got != h.node {
+		t.Errorf("told of %#x, want %#x", got, h.node)
+	}
+	for r.memory.Untold() {
+		time.Sleep(time.Millisecond)
+	}
+	r.takeOver(t)
+	if len(n.content) != 0 {
+		t.Errorf("told of %d nodes more", len(n.content))
+	}
 	h.close()
 }

@@ -46,15 +46,58 @@ type conn struct {
 	// tellKernel is Options.Tell.
 	tellKernel func([]byte) error
 
-	leaving atomic.Bool  // the reader stops, the connection goes on
-	mute    atomic.Bool  // nothing is answered any more
-	busy    atomic.Int64 // since when the reader carries out a request, UnixNano; 0: it waits for one
-	sent    atomic.Int64 // when the last answer was written, UnixNano
+	leaving atomic.Bool // the reader stops, the connection goes on
+	mute    atomic.Bool // nothing is answered any more
+	began   time.Time
+	busy    atomic.Int64 // since when the reader carries out a request, nanoseconds after began; 0: it waits for one
+	sent    atomic.Int64 // when the last answer was written, likewise
 
 	wg sync.WaitGroup // requests in goroutines of their own
 
-	mu    sync.Mutex
-	reads map[uint64]chan struct{} // READs under way by unique; closed when interrupted; by mu
+}
+
+// interrupts are the channels of the requests that wait, by number without resentBit. go-fuse has
+// such a table too; but it does not know of requests that wait for their turn, or are carried out
+// under another number than the kernel's, and answers EAGAIN to what it does not find: then the
+// kernel sends the interrupt again, at once and before anything else, for ever.
+type interrupts struct {
+	mu  sync.Mutex
+	all map[uint64]chan struct{} // by mu; nil when it was interrupted
+}
+
+// add enters a request; remove takes it out.
+func (i *interrupts) add(unique uint64) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.all[unique&^resentBit] = make(chan struct{})
+}
+
+func (i *interrupts) remove(unique uint64) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	delete(i.all, unique&^resentBit)
+}
+
+// of returns the channel that is closed when a request is interrupted; nil when it was not added.
+func (i *interrupts) of(unique uint64) <-chan struct{} {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.all[unique&^resentBit]
+}
+
+// interrupt closes a request's channel. Of a request that is not there it was answered.
+func (i *interrupts) interrupt(unique uint64) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	ch := i.all[unique&^resentBit]
+	if ch == nil {
+		return
+	}
+	select {
+	case <-ch: // before
+	default:
+		close(ch)
+	}
 }
 
 // The opcodes of the protocol that are told apart here.
@@ -81,7 +124,7 @@ const (
 const again = fuse.Status(syscall.EAGAIN)
 
 func newConn(s *raw, opt *fuse.MountOptions, log *slog.Logger) *conn {
-	return &conn{log: log, raw: s, reads: make(map[uint64]chan struct{}), suspect: make(chan suspect, suspectsMax),
+	return &conn{log: log, raw: s, began: time.Now(), suspect: make(chan suspect, suspectsMax),
 		fast: fuse.NewProtocolServer(&raw{RawFileSystem: s.RawFileSystem, shared: s.shared, noWait: true}, opt),
 		slow: fuse.NewProtocolServer(s, opt)}
 }
@@ -134,6 +177,7 @@ func (c *conn) serve() (ended bool) {
 	if c.replay {
 		in = c.session.Inbox()[:inSize]
 	}
+	populate(in)
 	c.wg.Add(1)
 	go func() {
 		defer c.wg.Done()
@@ -168,21 +212,39 @@ func (c *conn) serve() (ended bool) {
 	return ended
 }
 
+// now is the conn's clock, in nanoseconds; it does not jump, and is never 0.
+func (c *conn) now() int64 { return int64(time.Since(c.began)) + 1 }
+
+// populate makes sure that memory is there. Where it is not, and this process is killed in just that
+// read, the kernel cannot copy the request, and answers EIO to who waits for it.
+func populate(b []byte) {
+	const populateWrite = 23 // MADV_POPULATE_WRITE, Linux 5.14
+	page := uintptr(os.Getpagesize())
+	p := uintptr(unsafe.Pointer(&b[0]))
+	from, to := (p+page-1)&^(page-1), (p+uintptr(len(b)))&^(page-1)
+	if unix.Madvise(b[from-p:to-p], populateWrite) == nil {
+		return
+	}
+	for i := 0; i < len(b); i += int(page) {
+		atomic.AddUint32((*uint32)(unsafe.Pointer(&b[i])), 0)
+	}
+}
+
 // close closes the device. Nobody may notify or register any more.
 func (c *conn) close() error { return c.file.Close() }
 
 // request carries out one request. in and out are the reader's: what goes on without it gets a
 // copy.
 func (c *conn) request(in, out []byte) {
-	c.busy.Store(time.Now().UnixNano())
+	c.busy.Store(c.now())
 	defer c.busy.Store(0)
 	h := (*fuse.InHeader)(unsafe.Pointer(&in[0]))
 	switch h.Opcode {
 	case opForget, opBatchForget:
 		return // no table of nodes grows with what the kernel knows
 	case opInterrupt:
-		if !c.interruptRead(in) {
-			c.answer(c.slow, in, out)
+		if len(in) >= int(unsafe.Sizeof(fuse.InterruptIn{})) {
+			c.raw.interrupts.interrupt((*fuse.InterruptIn)(unsafe.Pointer(&in[0])).Unique)
 		}
 		return
 	}
@@ -191,6 +253,7 @@ func (c *conn) request(in, out []byte) {
 	case r.Deaths() >= deathsMax:
 		c.refuse(in, r)
 	case r.Deaths() == deathsMax-1:
+		c.waits(h)
 		c.suspect <- suspect{append([]byte(nil), in...), r}
 	default:
 		r.Run()
@@ -205,14 +268,12 @@ func (c *conn) carryOut(in, out []byte, r session.Request) {
 	testFault(in)
 	if h.Opcode == opRead && len(in) >= int(unsafe.Sizeof(fuse.ReadIn{})) {
 		ri := *(*fuse.ReadIn)(unsafe.Pointer(&in[0]))
-		interrupted := make(chan struct{})
-		c.mu.Lock()
-		c.reads[ri.Unique&^resentBit] = interrupted
-		c.mu.Unlock()
+		c.waits(h)
 		c.wg.Add(1)
 		go func() {
 			defer c.wg.Done()
-			c.read(&ri, interrupted, r)
+			defer c.raw.interrupts.remove(ri.Unique)
+			c.read(&ri, r)
 		}()
 		return
 	}
@@ -221,12 +282,24 @@ func (c *conn) carryOut(in, out []byte, r session.Request) {
 		return
 	}
 	waits := append([]byte(nil), in...)
+	unique := h.Unique
+	c.waits(h)
 	c.wg.Add(1)
 	go func() {
 		defer c.wg.Done()
+		defer c.raw.interrupts.remove(unique)
 		c.answer(c.slow, waits, nil)
 		c.finish(r)
 	}()
+}
+
+// waits makes a request one that can be interrupted. The kernel tells of an interrupt once: a
+// request that is carried out from the session may have been interrupted under the process before.
+func (c *conn) waits(h *fuse.InHeader) {
+	c.raw.interrupts.add(h.Unique)
+	if c.replay && h.Unique&resentBit != 0 {
+		c.raw.interrupts.interrupt(h.Unique)
+	}
 }
 
 // finish forgets a request. What was muted is left for the next process.
@@ -296,31 +369,12 @@ func room(h *fuse.InHeader, in []byte) int {
 	return size + 4096
 }
 
-// interruptRead passes an interrupt on; false when it is not a READ that it is for.
-func (c *conn) interruptRead(in []byte) bool {
-	if len(in) < int(unsafe.Sizeof(fuse.InterruptIn{})) {
-		return false
-	}
-	unique := (*fuse.InterruptIn)(unsafe.Pointer(&in[0])).Unique &^ resentBit
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	ch, ok := c.reads[unique]
-	if ok && ch != nil {
-		close(ch)
-		c.reads[unique] = nil // only once
-	}
-	return ok
-}
-
 // read carries out a READ.
-func (c *conn) read(in *fuse.ReadIn, interrupted <-chan struct{}, r session.Request) {
+func (c *conn) read(in *fuse.ReadIn, r session.Request) {
 	head := fuse.OutHeader{Unique: in.Unique, Length: uint32(unsafe.Sizeof(fuse.OutHeader{}))}
 	vecs := [][]byte{unsafe.Slice((*byte)(unsafe.Pointer(&head)), head.Length)}
-	release, status := c.readNow(in, interrupted, &vecs)
+	release, status := c.readNow(in, &vecs)
 	defer release()
-	c.mu.Lock()
-	delete(c.reads, in.Unique&^resentBit)
-	c.mu.Unlock()
 	head.Status = -int32(status)
 	for _, v := range vecs[1:] {
 		head.Length += uint32(len(v))
@@ -330,9 +384,9 @@ func (c *conn) read(in *fuse.ReadIn, interrupted <-chan struct{}, r session.Requ
 }
 
 // readNow appends what was read to vecs.
-func (c *conn) readNow(in *fuse.ReadIn, interrupted <-chan struct{}, vecs *[][]byte) (release func(), status fuse.Status) {
+func (c *conn) readNow(in *fuse.ReadIn, vecs *[][]byte) (release func(), status fuse.Status) {
 	release = func() {}
-	ctx := c.raw.context(interrupted, &in.InHeader)
+	ctx := c.raw.context(nil, &in.InHeader)
 	defer ctx.finish()
 	d, err := c.raw.fs.Read(ctx, fs.NodeID(in.NodeId), in.Fh, int64(in.Offset), int64(in.Size), in.Pid)
 	if err != nil {
@@ -352,7 +406,7 @@ func (c *conn) send(unique uint64, vecs ...[]byte) (gone bool) {
 		(*fuse.OutHeader)(unsafe.Pointer(&vecs[0][0])).Unique &^= resentBit
 	}
 	err := c.write(vecs...)
-	c.sent.Store(time.Now().UnixNano())
+	c.sent.Store(c.now())
 	switch {
 	case err == nil, errors.Is(err, syscall.ENODEV):
 	case errors.Is(err, syscall.ENOENT):
@@ -383,10 +437,15 @@ func (c *conn) write(vecs ...[]byte) error {
 // that are under way: a process that is killed in it does not die before they are answered, which
 // only the next process would do. So another process writes it where there is one.
 func (c *conn) notify(b []byte) error {
-	if c.tellKernel != nil && c.tellKernel(b) == nil {
-		return nil
+	if c.tellKernel == nil {
+		return c.write(b)
 	}
-	return c.write(b)
+	err := c.tellKernel(b)
+	if errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) {
+		// There is no keeper any more, and when this process is killed it is the end of the mount.
+		return c.write(b)
+	}
+	return err
 }
 
 // notifyEntry tells the kernel to forget a name.

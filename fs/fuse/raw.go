@@ -35,6 +35,8 @@ type shared struct {
 	failed atomic.Int64  // requests answered with an unusual errno
 	dead   chan struct{} // closed by conn when the connection has ended
 
+	interrupts interrupts
+
 	dirMu   sync.Mutex
 	dirs    map[uint64]*fs.DirHandle // open directories, by dirMu
 	nextDir uint64                   // by dirMu
@@ -44,11 +46,14 @@ type shared struct {
 // this process among those that have served the mount: none is that of an earlier one.
 func newRaw(log *slog.Logger, epoch uint32) *raw {
 	return &raw{RawFileSystem: fuse.NewDefaultRawFileSystem(),
-		shared: &shared{log: log, dead: make(chan struct{}), dirs: make(map[uint64]*fs.DirHandle), nextDir: uint64(epoch) << 32}}
+		shared: &shared{log: log, dead: make(chan struct{}), interrupts: interrupts{all: make(map[uint64]chan struct{})}, dirs: make(map[uint64]*fs.DirHandle), nextDir: uint64(epoch) << 32}}
 }
 
 // context is that of one request.
 func (r *raw) context(cancel <-chan struct{}, h *fuse.InHeader) *requestContext {
+	if !r.noWait {
+		cancel = r.interrupts.of(h.Unique)
+	}
 	ctx := newRequestContext(cancel, h)
 	ctx.noWait, ctx.dead = r.noWait, r.dead
 	return ctx

@@ -44,11 +44,16 @@ func (r *Refuser) Serve() (ended bool) {
 	_ = c.askResend() // those that a process died with shall not wait either; see refuseRecorded
 	r.refuseRecorded()
 	in := make([]byte, inSize)
+	if c.session != nil {
+		in = c.session.Inbox()[:inSize] // found there by the next process, should this one be killed
+	}
+	populate(in)
 	for {
 		n, err := c.file.Read(in)
 		switch {
 		case err == nil && n >= int(unsafe.Sizeof(fuse.InHeader{})):
 			r.refuse(in[:n])
+			(*fuse.InHeader)(unsafe.Pointer(&in[0])).Length = 0
 		case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.EINTR):
 		case errors.Is(err, os.ErrDeadlineExceeded) && r.leaving.Load():
 			return false
@@ -63,11 +68,19 @@ func (r *Refuser) refuseRecorded() {
 	if r.conn.session == nil {
 		return
 	}
-	for _, u := range r.conn.session.Unfinished(false) {
+	s := r.conn.session
+	if in := lastRead(s); in != nil {
+		r.refuse(in)
+	}
+	for _, u := range s.Unfinished(false) {
 		// Where they are sent again this number is not known any more, and nothing happens.
 		h := fuse.InHeader{Unique: u.Unique}
-		r.conn.sendError(&h, syscall.EIO)
-		r.conn.session.End(u.Request)
+		if gone := r.conn.sendError(&h, syscall.EIO); !gone {
+			if fh, _, ok := s.HandleOf(u.Unique); ok {
+				s.FreeHandle(fh)
+			}
+		}
+		s.End(u.Request)
 	}
 }
 

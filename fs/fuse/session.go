@@ -222,8 +222,22 @@ func (s *Session) EntryChanged(parent fs.NodeID, name string) {
 
 // ContentChanged implements fs.Notifier.
 func (s *Session) ContentChanged(node fs.NodeID) {
-	// ENOENT: the kernel does not know the node; it has nothing of it.
-	_ = s.conn.notifyInode(uint64(node))
+	for {
+		err := s.conn.notifyInode(uint64(node))
+		// ENOENT: the kernel does not know the node; it has nothing of it.
+		if err == nil || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) {
+			return
+		}
+		// The keeper is slow to listen. Nothing else would make the kernel drop the pages.
+		select {
+		case <-s.raw.dead:
+			return
+		case <-time.After(100 * time.Millisecond):
+			if s.conn.leaving.Load() {
+				return // the next process tells of all that is open
+			}
+		}
+	}
 }
 
 // Serve answers requests until the mount ends or Leave is called, and returns when the last is
@@ -264,7 +278,7 @@ func (s *Session) SetReadAhead() error {
 
 // Health tells why this process should be replaced, nil when it should not; limit is how long a
 // request may take that waits for the origin.
-func (s *Session) Health(limit time.Duration) error { return s.conn.health(time.Now(), limit) }
+func (s *Session) Health(limit time.Duration) error { return s.conn.health(limit) }
 
 // GivenUp is how many requests were answered EIO because processes died of them, and the last.
 func (s *Session) GivenUp() (count int, last string) {

@@ -20,7 +20,7 @@ import (
 
 // A process that takes a connection over finds requests that the one before had read and not
 // answered. The kernel is asked to send them again, with resentBit in their numbers; it does so
-// before it sends any other, oldest first. Kernels that cannot (before 6.9) are answered from
+// before it sends any other. Kernels that cannot (before 6.9) are answered from
 // the session, where the requests stand whole.
 //
 // A request that the process died of would be sent again at every restart, for ever. So the
@@ -137,8 +137,10 @@ func (c *conn) replayAll(out []byte) {
 }
 
 // inbox returns the request that was read last, if the process before was killed in taking it.
-func (c *conn) inbox() []byte {
-	in := c.session.Inbox()
+func (c *conn) inbox() []byte { return lastRead(c.session) }
+
+func lastRead(s *session.Session) []byte {
+	in := s.Inbox()
 	n := (*fuse.InHeader)(unsafe.Pointer(&in[0])).Length
 	if n < uint32(unsafe.Sizeof(fuse.InHeader{})) || int(n) > len(in) {
 		return nil
@@ -170,6 +172,12 @@ func (c *conn) record(h *fuse.InHeader, in []byte) session.Request {
 		content = in
 	}
 	r, err := c.session.Begin(unique, h.NodeId, h.Opcode, content)
+	for err != nil && c.replay && !c.leaving.Load() {
+		// Without a record nobody would ever answer it, should this process be killed.
+		c.busy.Store(0)
+		time.Sleep(time.Millisecond)
+		r, err = c.session.Begin(unique, h.NodeId, h.Opcode, content)
+	}
 	if err != nil {
 		c.log.Debug("a request is carried out without a record", "unique", unique, "err", err)
 	}
@@ -179,18 +187,19 @@ func (c *conn) record(h *fuse.InHeader, in []byte) session.Request {
 // oneByOne carries out the requests of which a process may have died.
 func (c *conn) oneByOne() {
 	for s := range c.suspect {
-		if c.mute.Load() || c.leaving.Load() {
-			continue // left to the next process
-		}
-		s.r.Run()
-		testFault(s.in)
 		h := (*fuse.InHeader)(unsafe.Pointer(&s.in[0]))
-		if h.Opcode == opRead && len(s.in) >= int(unsafe.Sizeof(fuse.ReadIn{})) {
-			c.read((*fuse.ReadIn)(unsafe.Pointer(h)), nil, s.r)
-			continue
+		switch {
+		case c.mute.Load() || c.leaving.Load(): // left to the next process
+		case h.Opcode == opRead && len(s.in) >= int(unsafe.Sizeof(fuse.ReadIn{})):
+			s.r.Run()
+			c.read((*fuse.ReadIn)(unsafe.Pointer(h)), s.r)
+		default:
+			s.r.Run()
+			testFault(s.in)
+			c.answer(c.slow, s.in, nil)
+			c.finish(s.r)
 		}
-		c.answer(c.slow, s.in, nil)
-		c.finish(s.r)
+		c.raw.interrupts.remove(h.Unique)
 	}
 }
 
@@ -216,9 +225,10 @@ func (c *conn) refuse(in []byte, r session.Request) {
 	c.finish(r)
 }
 
-func (c *conn) sendError(h *fuse.InHeader, e syscall.Errno) {
+// sendError answers an error; gone when nobody waits for it.
+func (c *conn) sendError(h *fuse.InHeader, e syscall.Errno) (gone bool) {
 	out := fuse.OutHeader{Length: uint32(unsafe.Sizeof(fuse.OutHeader{})), Status: -int32(e), Unique: h.Unique}
-	c.send(h.Unique, unsafe.Slice((*byte)(unsafe.Pointer(&out)), out.Length))
+	return c.send(h.Unique, unsafe.Slice((*byte)(unsafe.Pointer(&out)), out.Length))
 }
 
 // leave stops the reader.
@@ -248,13 +258,14 @@ func (c *conn) drain() {
 
 // health tells why this process should be replaced, nil when it should not. limit is how long a
 // request may take that only waits for the origin.
-func (c *conn) health(now time.Time, limit time.Duration) error {
-	if t := c.busy.Load(); t != 0 && now.Sub(time.Unix(0, t)) > readerMax {
-		return fmt.Errorf("the reader of requests has been busy with one for %v", now.Sub(time.Unix(0, t)).Round(time.Second))
+func (c *conn) health(limit time.Duration) error {
+	now := c.now()
+	if t := c.busy.Load(); t != 0 && time.Duration(now-t) > readerMax {
+		return fmt.Errorf("the reader of requests has been busy with one for %v", time.Duration(now-t).Round(time.Second))
 	}
 	ns, node, op := c.session.Oldest()
 	age := time.Duration(ns)
-	if age > 10*limit || age > limit && now.Sub(time.Unix(0, c.sent.Load())) > limit {
+	if age > 10*limit || age > limit && time.Duration(now-c.sent.Load()) > limit {
 		return fmt.Errorf("a request (%s of node %#x) has been carried out for %v", opName(op), node, age.Round(time.Second))
 	}
 	return nil

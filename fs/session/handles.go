@@ -14,7 +14,10 @@ type handleRecord struct {
 	node   uint64 // 0: free
 	unique uint64 // the request that made it
 	uses   uint32
-	_      [12]byte
+	// backing is the kernel's id of the file that it reads by itself for the handle; 0: none. The
+	// records of files do not tell: two of one node can stand there for a moment.
+	backing int32
+	_       [8]byte
 }
 
 type handles struct {
@@ -28,14 +31,15 @@ func (h *handles) open(s *Session) {
 }
 
 // NewHandle records a handle on a node, made by the request unique (0: none), before that is
-// answered. The number is unique for the life of the mount. ErrFull beyond 2 million.
-func (s *Session) NewHandle(node, unique uint64) (fh uint64, err error) {
+// answered. backing is the id of the file that the kernel reads by itself, 0 when the handle is
+// served otherwise. The number is unique for the life of the mount. ErrFull beyond 2 million.
+func (s *Session) NewHandle(node, unique uint64, backing int32) (fh uint64, err error) {
 	i, err := s.handles.take()
 	if err != nil {
 		return 0, err
 	}
 	r := &s.handles.all[i]
-	r.unique = unique
+	r.unique, r.backing = unique, backing
 	r.uses++
 	atomic.StoreUint64(&r.node, node)
 	return uint64(r.uses)<<32 | uint64(i+1), nil
@@ -58,11 +62,17 @@ func (s *Session) FreeHandle(fh uint64) (node uint64, ok bool) {
 	return node, true
 }
 
+// Handle is an open handle, as NewHandle recorded it.
+type Handle struct {
+	FH, Node, Unique uint64
+	Backing          int32
+}
+
 // Handles calls fn for every open handle. Nobody may make or free handles meanwhile.
-func (s *Session) Handles(fn func(fh, node, unique uint64)) {
+func (s *Session) Handles(fn func(h Handle)) {
 	for i := range atomic.LoadUint32(&s.head.handlesHigh) {
 		if r := &s.handles.all[i]; r.node != 0 {
-			fn(uint64(r.uses)<<32|uint64(i+1), r.node, r.unique)
+			fn(Handle{FH: uint64(r.uses)<<32 | uint64(i+1), Node: r.node, Unique: r.unique, Backing: r.backing})
 		}
 	}
 }

@@ -41,7 +41,7 @@ type Info struct {
 // The layout. A change of it is a new format.
 const (
 	magic  = 0x6c656174_73657331 // "leatses1"
-	format = 1
+	format = 2
 
 	headerSize  = 64 << 10
 	infoAt      = 4096
@@ -70,7 +70,9 @@ type header struct {
 	requestsHigh uint32 // records in use lie below
 	handlesHigh  uint32
 	backingsHigh uint32
-	lastBacking  int32 // the backing id given out last, of those that were recorded
+	lastBacking  int32  // the backing id given out last, of those that were recorded
+	untold       uint32 // not 0: the kernel is yet to be told that bytes it may have are wrong
+	_            uint32
 	largestInode uint64
 	largestFile  uint64
 }
@@ -226,6 +228,18 @@ func (s *Session) now() int64 { return int64(time.Since(s.began)) }
 
 // Saw records that the kernel was shown an inode number.
 func (s *Session) Saw(ino uint64) { raise(&s.head.largestInode, ino) }
+
+// SetUntold records whether the kernel is yet to be told that bytes it may have are wrong.
+func (s *Session) SetUntold(on bool) {
+	n := uint32(0)
+	if on {
+		n = 1
+	}
+	atomic.StoreUint32(&s.head.untold, n)
+}
+
+// Untold returns what SetUntold recorded last.
+func (s *Session) Untold() bool { return atomic.LoadUint32(&s.head.untold) != 0 }
 
 // Largest returns the largest inode number, and name of a cache file, that the mount has ever
 // used: whatever becomes of the index, they must not come to mean something else.

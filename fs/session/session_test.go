@@ -142,7 +142,7 @@ func TestHandles(t *testing.T) {
 			"open": func(rt *rapid.T) {
 				unique += 2
 				node := rapid.Uint64Range(1, 5).Draw(rt, "node")
-				fh, err := s.NewHandle(node, unique)
+				fh, err := s.NewHandle(node, unique, int32(node))
 				if err != nil {
 					rt.Fatal(err)
 				}
@@ -181,10 +181,10 @@ func TestHandles(t *testing.T) {
 			},
 			"": func(rt *rapid.T) {
 				n := 0
-				s.Handles(func(fh, node, unique uint64) {
+				s.Handles(func(h Handle) {
 					n++
-					if model[fh] != [2]uint64{node, unique} {
-						rt.Fatalf("handle %#x of node %d by %d, want %v", fh, node, unique, model[fh])
+					if model[h.FH] != [2]uint64{h.Node, h.Unique} || h.Backing != int32(h.Node) {
+						rt.Fatalf("found %+v, want %v", h, model[h.FH])
 					}
 				})
 				if n != len(model) {
@@ -322,12 +322,12 @@ func child() {
 	}
 	begun, done := (*uint64)(unsafe.Pointer(&page[0])), (*uint64)(unsafe.Pointer(&page[8]))
 	handles := make(map[uint64]uint64) // by unique
-	s.Handles(func(fh, _, unique uint64) { handles[unique] = fh })
+	s.Handles(func(h Handle) { handles[h.Unique] = h.FH })
 	for op := *done + 1; ; op++ {
 		*begun = op
 		// Operation n opens, or closes what operation n-8 has opened.
 		if op%2 == 1 {
-			if handles[op], err = s.NewHandle(op+1000, op); err != nil {
+			if handles[op], err = s.NewHandle(op+1000, op, 0); err != nil {
 				panic(err)
 			}
 		} else if op > 8 {
@@ -377,11 +377,11 @@ func TestKilled(t *testing.T) {
 			t.Fatal("it ended by itself")
 		}
 		found := make(map[uint64]uint64)
-		s.Handles(func(fh, node, unique uint64) {
-			if node != unique+1000 {
-				t.Fatalf("handle %#x of request %d is of node %d", fh, unique, node)
+		s.Handles(func(h Handle) {
+			if h.Node != h.Unique+1000 {
+				t.Fatalf("found %+v", h)
 			}
-			found[unique] = fh
+			found[h.Unique] = h.FH
 		})
 		last := *done
 		for op := uint64(1); op <= last; op += 2 {
