@@ -92,7 +92,7 @@ func socketPath(mountpoint string) string {
 type control struct {
 	server *http.Server
 	path   string
-	file   os.FileInfo   // the socket in path
+	file   os.FileInfo   // the socket in path, when it is ours to remove
 	done   chan struct{} // closed when the server has ended
 }
 
@@ -124,8 +124,10 @@ func takeListener(f *os.File) (net.Listener, error) {
 	return l, f.Close()
 }
 
-// startControl answers on l, which it closes. status is what is told in JSON; metrics may be nil.
-func startControl(l net.Listener, status func() any, metrics prometheus.Gatherer, log *slog.Logger) *control {
+// startControl answers on l, which it closes. made says that this process has just made the socket,
+// and removes it at the end: what lies at the path of one that was taken over may be another
+// mount's. status is what is told in JSON; metrics may be nil.
+func startControl(l net.Listener, made bool, status func() any, metrics prometheus.Gatherer, log *slog.Logger) *control {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -137,7 +139,9 @@ func startControl(l net.Listener, status func() any, metrics prometheus.Gatherer
 		mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
 	}
 	c := &control{server: &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}, path: l.Addr().String(), done: make(chan struct{})}
-	c.file, _ = os.Lstat(c.path) // nil when somebody has removed it
+	if made {
+		c.file, _ = os.Lstat(c.path) // nil when somebody has removed it
+	}
 	go func() {
 		defer close(c.done)
 		if err := c.server.Serve(l); !errors.Is(err, http.ErrServerClosed) {

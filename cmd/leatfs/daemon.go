@@ -55,6 +55,7 @@ type daemon struct {
 	session  *fuse.Session
 	fs       *fs.FS
 	control  net.Listener
+	listens  bool // control was made here, not taken over
 	metrics  *prometheus.Registry
 	serving  bool        // requests are answered; endMount ends that
 	told     bool        // the log says that it serves
@@ -167,10 +168,11 @@ func (d *daemon) mountAndServe(ctx context.Context) error {
 		return err
 	}
 	defer unlock()
-	if d.cfg.deadMount() {
-		if err := fuse.Unmount(d.cfg.mountpoint, true); err != nil {
-			return err
-		}
+	removed, err := removeDead(d.cfg.mountpoint)
+	if err != nil {
+		return err
+	}
+	if removed {
 		d.log.Warn("removed a mount whose processes were all gone", "mountpoint", d.cfg.mountpoint)
 	}
 	if err := d.cfg.checkMountpoint(); err != nil {
@@ -273,11 +275,21 @@ func (d *daemon) openLog(context.Context) (err error) {
 		d.log, err = newLogger(os.Stderr, c.logLevel, c.logJSON)
 		return err
 	}
-	if d.logFile, err = openLog(c.logPath()); err != nil {
+	if d.logFile, err = openLog(c.logPath()); err == nil {
+		d.log, err = newLogger(d.logFile, c.logLevel, c.logJSON)
 		return err
 	}
-	d.log, err = newLogger(d.logFile, c.logLevel, c.logJSON)
-	return err
+	if d.from.Mode == keeper.ModeMount {
+		return err
+	}
+	// The mount is worth more than its log: standard error is the keeper's, which still has it open.
+	d.logFile = nil
+	unwritable := err
+	if d.log, err = newLogger(os.Stderr, c.logLevel, c.logJSON); err != nil {
+		return err
+	}
+	d.log.Warn("the log cannot be opened any more; this process goes on in the one that was open before", "err", unwritable)
+	return nil
 }
 
 // openCache opens the index and the cache on it.
@@ -359,7 +371,7 @@ func (d *daemon) mount(context.Context) error {
 		if d.serving {
 			return d.session.Close() // endMount has unmounted
 		}
-		return errors.Join(fuse.Unmount(c.mountpoint, true), d.session.Close())
+		return errors.Join(fuse.UnmountOwn(c.mountpoint, d.device(), true), d.session.Close())
 	})
 	if err := d.listen(); err != nil {
 		return err
@@ -373,6 +385,7 @@ func (d *daemon) mount(context.Context) error {
 // listen makes the control socket.
 func (d *daemon) listen() (err error) {
 	d.control, err = listenControl(d.cfg.mountpoint)
+	d.listens = err == nil
 	return err
 }
 
@@ -380,7 +393,7 @@ func (d *daemon) listen() (err error) {
 func (d *daemon) handOver() error {
 	m := keeper.Mount{Device: d.session.Device(), Session: d.memory.File(), Mountpoint: d.cfg.mountpoint,
 		Socket: socketPath(d.cfg.mountpoint), LogJSON: d.cfg.logJSON}
-	if !d.cfg.foreground {
+	if d.logFile != nil {
 		m.Log = d.cfg.logPath()
 	}
 	control, err := d.control.(*net.UnixListener).File()
@@ -421,7 +434,7 @@ func (d *daemon) serve(context.Context) error {
 	}()
 	d.onClose(d.endMount)
 	d.beats.watch(d)
-	ctl := startControl(d.control, func() any { return d.status() }, d.metrics, d.log)
+	ctl := startControl(d.control, d.listens, func() any { return d.status() }, d.metrics, d.log)
 	d.onClose(func() error { ctl.stop(d.leaving); return nil })
 	if c.metricsAddr != "" {
 		stop, err := serveMetrics(c.metricsAddr, d.metrics, d.log)
@@ -436,43 +449,4 @@ func (d *daemon) serve(context.Context) error {
 		d.onClose(func() error { stop(); return nil })
 	}
 	return nil
-}
-
-// endMount unmounts, if it was not somebody else who did, and waits for the last request.
-func (d *daemon) endMount() error {
-	defer func() { time.AfterFunc(closeWait, d.abandon) }() // the process ends, and the timer with it
-	if d.leaving {
-		d.session.Leave()
-		<-d.served
-		return nil
-	}
-	select {
-	case <-d.served:
-		// Aborted, and not unmounted: what is left of it serves nobody.
-		if d.cfg.deadMount() {
-			return fuse.Unmount(d.cfg.mountpoint, true)
-		}
-		return nil
-	default:
-	}
-	err := fuse.Unmount(d.cfg.mountpoint, false)
-	if err != nil {
-		d.log.Warn("the mount is in use; it is out of sight now and ends when its last user does", "err", err)
-		if err := fuse.Unmount(d.cfg.mountpoint, true); err != nil {
-			return err
-		}
-	}
-	<-d.served
-	return nil
-}
-
-// closeWait is how long the daemon may take, after the mount has ended, to put its state away.
-// It takes a second on a busy disk.
-const closeWait = 10 * time.Second
-
-// abandon ends the process. A disk that fails can keep the index from being closed for ever;
-// what it has not written is found in its log at the next start, as after kill -9.
-func (d *daemon) abandon() {
-	d.log.Error("a cache directory cannot be written, so the daemon ends without closing it", "dirs", d.cfg.cacheDirs)
-	os.Exit(exitError)
 }

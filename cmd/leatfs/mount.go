@@ -235,11 +235,11 @@ func (c *mountConfig) checkFlags() error {
 // checkPaths makes paths absolute and looks at what is there.
 func (c *mountConfig) checkPaths() error {
 	var err error
-	if c.mounted {
-		// Asked the way around the mount itself, which nobody serves yet.
-		if c.mountpoint, err = mountedName(c.mountpoint); err != nil {
-			return err
-		}
+	// Asked the way around a mount that is there: nobody may serve it yet, or any more.
+	if name, err := mountedName(c.mountpoint); err == nil {
+		c.mountpoint = name
+	} else if c.mounted {
+		return err
 	} else if c.mountpoint, err = filepath.Abs(c.mountpoint); err != nil {
 		return err
 	} else {
@@ -260,7 +260,7 @@ func (c *mountConfig) checkPaths() error {
 			return err
 		}
 	}
-	if !c.mounted && !c.deadMount() {
+	if !c.mounted && !seemsDead(c.mountpoint) {
 		if err := c.checkMountpoint(); err != nil {
 			return err
 		}
@@ -283,10 +283,6 @@ func (c *mountConfig) checkPaths() error {
 func (c *mountConfig) checkMountpoint() error {
 	return (&fuse.MountOptions{Mountpoint: c.mountpoint, Extra: c.fuseOptions}).Check()
 }
-
-// deadMount tells whether a leatfs is mounted there whose processes are all gone: it can be
-// removed without harm to anybody.
-func (c *mountConfig) deadMount() bool { return fuse.Dead(c.mountpoint) }
 
 // checkPlaces refuses places that lie in one another, where the mount would wait for itself
 // or grow without end.

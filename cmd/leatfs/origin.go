@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/leatfs/leatfs/cmd/leatfs/keeper"
 	"github.com/leatfs/leatfs/objstore"
 	"github.com/leatfs/leatfs/objstore/deadline"
 	"github.com/leatfs/leatfs/objstore/file"
@@ -29,7 +30,7 @@ func (d *daemon) openOrigin(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, min(openTimeout, d.cfg.originWait))
 	defer cancel()
 	for try := 1; ; try++ {
-		s, err := d.cfg.open(ctx, d.known())
+		s, err := d.cfg.open(ctx, d.known(), d.from.Mode != keeper.ModeMount)
 		if err == nil {
 			d.origin = s
 			d.onClose(func() error {
@@ -86,9 +87,13 @@ func (d *daemon) known() *s3.Known {
 	return k
 }
 
-// open opens the bare origin.
-func (c *mountConfig) open(ctx context.Context, known *s3.Known) (objstore.Store, error) {
+// open opens the bare origin. again says that it was open before, for the same mount: then one that
+// is away for a moment fails requests, and not the start.
+func (c *mountConfig) open(ctx context.Context, known *s3.Known, again bool) (objstore.Store, error) {
 	if c.url.Scheme == origin.File {
+		if again {
+			return file.OpenLater(c.url.Path)
+		}
 		return file.Open(c.url.Path)
 	}
 	style := map[string]s3.Style{"auto": s3.StyleAuto, "on": s3.StylePath, "off": s3.StyleVirtualHost}

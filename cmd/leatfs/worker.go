@@ -34,20 +34,19 @@ func work(ctx context.Context, c *mountConfig, flags *pflag.FlagSet, args []stri
 	starting, started := orders.during(whole)
 	defer started()
 	c.mounted = start.Mode != keeper.ModeMount
+	if start.Mode == keeper.ModeRefuse {
+		// The command line is not looked at: it may not be understood any more, name another place, or
+		// paths on a disk that hangs. Somebody must answer.
+		started()
+		return refuse(ctx, link, orders.commands)
+	}
 	d, err := func() (*daemon, error) {
 		if err := c.complete(flags, args); err != nil {
 			return nil, err
 		}
-		if start.Mode == keeper.ModeRefuse {
-			return nil, nil
-		}
 		return begin(starting, c, link, b, orders.commands)
 	}()
 	started()
-	if start.Mode == keeper.ModeRefuse {
-		// Also when the command line is no longer understood: somebody must answer.
-		return refuse(ctx, c, link, orders.commands)
-	}
 	if err != nil {
 		var usage usageError
 		link.Failed(errors.New(singleLine(err)), errors.As(err, &usage))

@@ -82,6 +82,12 @@ func (o *MountOptions) Check() error {
 		return err
 	}
 	mp := o.Mountpoint
+	// A mount that is there may hang: it is asked within a bound.
+	if fstype, err := MountedAt(mp); err != nil {
+		return err
+	} else if strings.HasPrefix(fstype, "fuse.") && !gone(probe(mp, probeWait)) {
+		return fmt.Errorf("mount point %s is busy: a %s is mounted there already", mp, fstype)
+	}
 	st, err := os.Stat(mp)
 	switch {
 	case errors.Is(err, syscall.ENOTCONN):
@@ -92,11 +98,6 @@ func (o *MountOptions) Check() error {
 		return fmt.Errorf("mount point %s: %w", mp, err)
 	case !st.IsDir():
 		return fmt.Errorf("mount point %s is not a directory", mp)
-	}
-	if fstype, err := MountedAt(mp); err != nil {
-		return err
-	} else if strings.HasPrefix(fstype, "fuse.") {
-		return fmt.Errorf("mount point %s is busy: a %s is mounted there already", mp, fstype)
 	}
 	if o.has("nonempty") {
 		return nil
@@ -121,10 +122,37 @@ func MountedAt(path string) (string, error) {
 	return top.Type, err
 }
 
+// fsType is the type of a mount of leatfs in /proc/self/mountinfo.
+const fsType = "fuse.leatfs"
+
+// topAt is the topmost mount at a path, which it does not touch; the zero value when nothing is
+// mounted there.
+func topAt(path string) (top MountInfo, err error) {
+	mounts, err := Mounts()
+	if err != nil {
+		return top, err
+	}
+	for _, m := range mounts {
+		if m.Mountpoint == path {
+			top = m // the last one covers those before
+		}
+	}
+	return top, nil
+}
+
+// deviceAt is the device number of the topmost mount at a path if that is a leatfs, else empty.
+func deviceAt(path string) string {
+	if top, err := topAt(path); err == nil && top.Type == fsType {
+		return top.Dev
+	}
+	return ""
+}
+
 // MountInfo is one line of /proc/self/mountinfo.
 type MountInfo struct {
 	Mountpoint, Type, Source string
 	Dev                      string // "0:59"
+	Options                  string // of the file system, separated by commas
 }
 
 // Mounts reads the mounts this process sees.
@@ -140,7 +168,11 @@ func Mounts() ([]MountInfo, error) {
 		if !ok || len(l) < 5 || len(r) < 2 {
 			continue
 		}
-		out = append(out, MountInfo{Dev: l[2], Mountpoint: unescape(l[4]), Type: r[0], Source: unescape(r[1])})
+		m := MountInfo{Dev: l[2], Mountpoint: unescape(l[4]), Type: r[0], Source: unescape(r[1])}
+		if len(r) > 2 {
+			m.Options = r[2]
+		}
+		out = append(out, m)
 	}
 	return out, nil
 }
@@ -165,7 +197,7 @@ func mount(o *MountOptions) (int, error) {
 		return -1, fmt.Errorf("FUSE is not there: %w (load it with \"modprobe fuse\"; in a container, pass /dev/fuse in)", err)
 	}
 	data = append(data, fmt.Sprintf("fd=%d", dev), "rootmode=40000", "user_id=0", "group_id=0")
-	if err := unix.Mount(o.Source, o.Mountpoint, "fuse.leatfs", flags, strings.Join(data, ",")); err != nil {
+	if err := unix.Mount(o.Source, o.Mountpoint, fsType, flags, strings.Join(data, ",")); err != nil {
 		return -1, errors.Join(fmt.Errorf("mount %s on %s: %w", o.Source, o.Mountpoint, err), unix.Close(dev))
 	}
 	return dev, nil
@@ -262,58 +294,4 @@ func Unmount(mountpoint string, lazy bool) error {
 		return fmt.Errorf("unmount %s: %w", mountpoint, err)
 	}
 	return nil
-}
-
-// UnmountOwn is Unmount of the mount with the device number dev, as in MountInfo.Dev and
-// session.Info.Dev. It does nothing when that is not the topmost one at mountpoint: then it is out
-// of sight already, and what is there is somebody else's. An empty dev (a session of an older
-// version) means whatever is there.
-func UnmountOwn(mountpoint, dev string, lazy bool) error {
-	if dev != "" {
-		top, err := topAt(mountpoint)
-		if err != nil {
-			return fmt.Errorf("unmount %s: %w", mountpoint, err)
-		}
-		if top.Type != fsType || top.Dev != dev {
-			return nil
-		}
-	}
-	return Unmount(mountpoint, lazy)
-}
-
-// fsType is the type of a mount of leatfs in /proc/self/mountinfo.
-const fsType = "fuse.leatfs"
-
-// topAt is the topmost mount at a path, which it does not touch; the zero value when nothing is
-// mounted there.
-func topAt(path string) (top MountInfo, err error) {
-	mounts, err := Mounts()
-	if err != nil {
-		return top, err
-	}
-	for _, m := range mounts {
-		if m.Mountpoint == path {
-			top = m // the last one covers those before
-		}
-	}
-	return top, nil
-}
-
-// deviceAt is the device number of the topmost mount at a path if that is a leatfs, else empty.
-func deviceAt(path string) string {
-	if top, err := topAt(path); err == nil && top.Type == fsType {
-		return top.Dev
-	}
-	return ""
-}
-
-// Dead tells whether a leatfs is mounted at a path whose connection nobody holds any more, or was
-// aborted.
-func Dead(mountpoint string) bool {
-	// A stat of a dead mount's root may still be answered by the kernel, from its cache.
-	if err := unix.Statfs(mountpoint, new(unix.Statfs_t)); !errors.Is(err, unix.ENOTCONN) && !errors.Is(err, unix.ECONNABORTED) {
-		return false
-	}
-	t, err := MountedAt(mountpoint)
-	return err == nil && t == "fuse.leatfs"
 }
