@@ -54,6 +54,8 @@ type Times struct {
 	StableAfter time.Duration // a worker that was ready for so long did start well
 	PauseMin    time.Duration // the first pause before another try; each next one is twice as long
 	RefuseAfter int           // deaths in a row after which a worker refuses
+	FailFor     time.Duration // for how long starts that say that they do not work are tried, before that
+	FailPause   time.Duration // the longest pause between those
 	RetryMin    time.Duration // the first pause before a real worker is tried in place of one that refuses
 	RetryMax    time.Duration // the longest such pause
 	StuckLog    time.Duration // time between log lines on a worker that does not die
@@ -73,6 +75,8 @@ func DefaultTimes() Times {
 		StableAfter: 10 * time.Second,
 		PauseMin:    50 * time.Millisecond,
 		RefuseAfter: 6,
+		FailFor:     30 * time.Second,
+		FailPause:   time.Second,
 		RetryMin:    10 * time.Second,
 		RetryMax:    60 * time.Second,
 		StuckLog:    30 * time.Second,
@@ -86,7 +90,7 @@ func (t Times) or(def Times) Times {
 		{&t.PrepareWait, &def.PrepareWait}, {&t.DrainWait, &def.DrainWait}, {&t.LeaveWait, &def.LeaveWait},
 		{&t.StopWait, &def.StopWait}, {&t.LinkGrace, &def.LinkGrace}, {&t.StableAfter, &def.StableAfter},
 		{&t.PauseMin, &def.PauseMin}, {&t.RetryMin, &def.RetryMin}, {&t.RetryMax, &def.RetryMax},
-		{&t.StuckLog, &def.StuckLog},
+		{&t.StuckLog, &def.StuckLog}, {&t.FailFor, &def.FailFor}, {&t.FailPause, &def.FailPause},
 	} {
 		if *x.p == 0 {
 			*x.p = *x.def

@@ -32,6 +32,8 @@ func quick() Times {
 		QuitWait:    200 * time.Millisecond,
 		StableAfter: patience,
 		PauseMin:    time.Millisecond,
+		FailFor:     patience,
+		FailPause:   10 * time.Millisecond,
 		RetryMin:    50 * time.Millisecond,
 		RetryMax:    100 * time.Millisecond,
 	}
@@ -324,9 +326,9 @@ func TestCrashIsBlamed(t *testing.T) {
 func TestDyingAtStartRefuses(t *testing.T) {
 	t.Parallel()
 	b := run(t, "mounted ready beat until:a exit:2",
-		"exit:2", "exit:2", "exit:2", "exit:2", "fail:for-once", // with the first: six
+		"exit:2", "exit:2", "exit:2", "exit:2", "exit:2", // with the first: six
 		"beat same ready serve", // refuses
-		"exit:2",                // a real one
+		"fail:for-once",         // a real one
 		"beat same ready serve", // refuses
 		later)
 	b.ready(0)
@@ -337,13 +339,35 @@ func TestDyingAtStartRefuses(t *testing.T) {
 	}
 	b.see("worker 6 mode=refuse blame=false")
 	b.see("drain 6")
-	b.see("worker 7 mode=takeover blame=false") // after fail
+	b.see("worker 7 mode=takeover blame=true")
 	b.see("worker 8 mode=refuse blame=false")
 	b.see("drain 8")
-	b.see("worker 9 mode=takeover blame=true")
+	b.see("worker 9 mode=takeover blame=false") // after fail
 	b.seeIn("stderr", "workers keep dying")
 	b.signals <- unix.SIGTERM
 	b.end(exitOK)
+}
+
+// Starts that say that they do not work are tried for longer, and then refused as well.
+func TestFailingStarts(t *testing.T) {
+	t.Parallel()
+	fails := strings.Split(strings.Repeat("fail:away ", 20), " ")[:20]
+	t.Run("passes", func(t *testing.T) {
+		t.Parallel()
+		b := run(t, append(append([]string{"mounted ready beat until:a exit:2"}, fails...), later)...)
+		b.mark("a")
+		b.ready(21)
+		b.never("mode=refuse")
+	})
+	t.Run("does not", func(t *testing.T) {
+		t.Parallel()
+		dir, cfg := scripted(t, "mounted ready beat until:a exit:2", "fail:away", later)
+		cfg.Times.FailFor = time.Nanosecond
+		b := begin(t, dir, cfg)
+		b.mark("a")
+		b.ready(2)
+		b.see("worker 2 mode=refuse")
+	})
 }
 
 func TestRefuserDies(t *testing.T) {

@@ -20,6 +20,7 @@ func TestBackoffTable(t *testing.T) {
 	crash := death{ready: -1}
 	short := death{ready: 3 * time.Second}
 	kill := death{outside: true, ready: -1}
+	fail := death{ready: -1, said: true, took: 4 * time.Second}
 	long := death{ready: 10 * time.Second}
 	refuser := death{refuser: true, ready: time.Second}
 	refuserKilled := death{refuser: true, outside: true, ready: time.Second}
@@ -45,6 +46,18 @@ func TestBackoffTable(t *testing.T) {
 		{crash, next{refuse: true, retry: 60 * time.Second}},
 		{long, next{}},
 		{crash, next{pause: 50 * time.Millisecond}},
+		{fail, next{pause: 50 * time.Millisecond}},
+		{fail, next{pause: 100 * time.Millisecond}},
+		{fail, next{pause: 200 * time.Millisecond}},
+		{crash, next{pause: 100 * time.Millisecond}},
+		{fail, next{pause: 400 * time.Millisecond}},
+		{fail, next{pause: 800 * time.Millisecond}},
+		{fail, next{pause: time.Second}}, // 26.55 s
+		{fail, next{refuse: true, retry: 10 * time.Second}},
+		{fail, next{refuse: true, retry: 20 * time.Second}},
+		{crash, next{refuse: true, retry: 40 * time.Second}},
+		{long, next{}},
+		{fail, next{pause: 50 * time.Millisecond}},
 	} {
 		if got := b.after(x.d); got != x.want {
 			t.Fatalf("death %d, %+v: %+v, want %+v", i, x.d, got, x.want)
@@ -58,12 +71,15 @@ func TestBackoffBounds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		times := DefaultTimes()
 		b := backoff{times: &times}
-		row := 0
+		row, refuses := 0, false
+		var failing time.Duration
 		for range rapid.IntRange(1, 200).Draw(t, "deaths") {
 			d := death{
 				refuser: rapid.Bool().Draw(t, "refuser"), outside: rapid.Bool().Draw(t, "outside"),
 				ready: time.Duration(rapid.Int64Range(-1, 20).Draw(t, "ready")) * time.Second,
+				took:  time.Duration(rapid.Int64Range(0, 40).Draw(t, "took")) * time.Second,
 			}
+			d.said = !d.outside && d.ready < 0 && rapid.Bool().Draw(t, "said")
 			n := b.after(d)
 			if n.pause < 0 || n.pause > times.RetryMin {
 				t.Fatalf("%+v: pause %v", d, n.pause)
@@ -73,11 +89,18 @@ func TestBackoffBounds(t *testing.T) {
 			}
 			switch {
 			case d.ready >= times.StableAfter:
-				row = 0
+				row, failing, refuses = 0, 0, false
+			case d.said:
+				failing += d.took + n.pause
+				if !refuses && n.refuse && failing+times.FailPause < times.FailFor {
+					t.Fatalf("%+v: refused after %v", d, failing)
+				}
+				refuses = refuses || failing >= times.FailFor || n.refuse
 			case !d.outside:
 				row++
+				refuses = refuses || row >= times.RefuseAfter
 			}
-			if counts := !d.outside && d.ready < times.StableAfter; n.refuse != (counts && row >= times.RefuseAfter) {
+			if counts := !d.outside && d.ready < times.StableAfter; n.refuse != (counts && refuses) {
 				t.Fatalf("%+v is death %d in a row: %+v", d, row, n)
 			}
 			if n.refuse && (n.retry < times.RetryMin || n.retry > times.RetryMax) {

@@ -36,7 +36,7 @@ func (k *keeper) start() {
 			return
 		}
 		k.mourn(err.Error())
-		k.follow(death{refuser: k.refuse, ready: -1})
+		k.follow(death{refuser: k.refuse, ready: -1, said: true})
 		return
 	}
 	k.cur = w
@@ -64,7 +64,7 @@ func (k *keeper) tryReal() {
 		k.retryAt = k.after(k.retry, k.tryReal)
 		return
 	}
-	k.log.Info("a real worker is tried again", "deaths", k.backoff.failures)
+	k.log.Info("a real worker is tried again", "deaths", k.backoff.row)
 	k.refuse = false
 	if w := k.cur; w != nil && w.mode == ModeRefuse && w.phase <= ready {
 		k.command(w, kindDrain, k.times.LeaveWait)
@@ -231,7 +231,7 @@ func (k *keeper) died(w *worker, state *os.ProcessState, err error) {
 		// By drain: what comes next was decided when it was told.
 	default:
 		k.mourn(v.text)
-		d := death{refuser: w.mode == ModeRefuse, outside: v.outside, ready: -1}
+		d := death{refuser: w.mode == ModeRefuse, outside: v.outside, ready: -1, said: w.failed, took: time.Since(w.since)}
 		if !w.readyAt.IsZero() {
 			d.ready = time.Since(w.readyAt)
 		}
@@ -276,11 +276,11 @@ func (k *keeper) follow(d death) {
 	n := k.backoff.after(d)
 	if n.refuse && !k.refuse {
 		k.log.Error("workers keep dying: the mount answers EIO until one lives",
-			"deaths", k.backoff.failures, "last", k.news.LastDeath, "next try in", n.retry)
+			"deaths", k.backoff.row, "last", k.news.LastDeath, "next try in", n.retry)
 	}
 	k.refuse, k.retry = n.refuse, n.retry
 	if n.pause > 0 {
-		k.log.Warn("pause before the next worker", "pause", n.pause, "deaths", k.backoff.failures)
+		k.log.Warn("pause before the next worker", "pause", n.pause, "deaths", k.backoff.row)
 		k.pause = k.after(n.pause, func() { k.pause = nil })
 	}
 }
@@ -319,7 +319,7 @@ func (k *keeper) status() string {
 	case w == nil:
 		return "between workers; the last: " + k.news.LastDeath
 	case w.mode == ModeRefuse:
-		return fmt.Sprintf("answering EIO: %d workers died in a row; the last: %s", k.backoff.failures, k.news.LastDeath)
+		return fmt.Sprintf("answering EIO: %d workers died in a row; the last: %s", k.backoff.row, k.news.LastDeath)
 	case w.phase > ready:
 		return "replacing the worker"
 	case w.phase == starting && w.mode == ModeMount:
