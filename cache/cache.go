@@ -102,8 +102,9 @@ type Cache struct {
 	epoch       atomic.Uint64
 	synced      atomic.Uint64
 	epochUsed   atomic.Bool
-	hints       sync.Map // origin → objstore.ChecksumAlgorithm seen there last
-	beforeWrite func()   // for tests: called before each write
+	hints       sync.Map     // origin → objstore.ChecksumAlgorithm seen there last
+	beforeWrite func()       // for tests: called before each write
+	beforeLabel func() error // for tests: called before a file is labelled as complete
 	reclaimFn   atomic.Pointer[func(ID) bool]
 	damagedFn   atomic.Pointer[func(Identity)]
 
@@ -228,7 +229,7 @@ func def[T int | int64 | time.Duration](p *T, v T) {
 }
 
 // Object returns the object of this identity, new to the cache or not. It touches no disk
-// but the index. Called with a ctx of priority Demand it counts as a use of the object, and
+// but the index, and of an object that is here in part the label of its file. Called with a ctx of priority Demand it counts as a use of the object, and
 // its bytes may be asked of the origin again if that once said it had them no longer.
 func (c *Cache) Object(ctx context.Context, ident Identity, store objstore.Store) (*Object, error) {
 	if ident.Size < 0 || ident.Size > math.MaxUint32*BlockSize {
@@ -374,7 +375,8 @@ func (c *Cache) setPinned(id ID, on bool) error {
 }
 
 // SetReclaim names the one who holds loans that are idle. When space is needed fn is asked to
-// end the loan of a file: it returns true if it has called Return and Release for it.
+// end the loan of a file: it returns true if it has called Return and Release for it, or knows
+// of no such loan; false while the kernel reads the file. It is called without locks.
 func (c *Cache) SetReclaim(fn func(ID) bool) { c.reclaimFn.Store(&fn) }
 
 // MaxRead is the most bytes that one Read returns.

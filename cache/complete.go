@@ -96,23 +96,43 @@ func (o *Object) complete() error {
 		state, equal = Proven, md5.equal
 	}
 	if !equal {
-		return o.mismatched(gen, sum, want)
+		believed, err := o.mismatched(gen, sum, want)
+		if !believed {
+			return err
+		}
+		state = Unverifiable
 	}
+	return o.conclude(f, gen, state, sum)
+}
 
+// conclude makes the object complete: first by the label of its file, then for all who ask. So
+// every file that may have been lent says of itself that it is complete, whatever the index
+// missed when the process was killed (see load).
+func (o *Object) conclude(f *objFile, gen uint64, state State, sum uint64) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.gen != gen || o.resident != o.blockN {
 		return errChanged
 	}
-	o.completed(state, sum)
 	l := label{Identity: o.ident, State: state, Sum: sum, Checksum: o.checksum}
 	l.Identity.VersionID = o.version
 	o.mu.Unlock()
-	err = f.label(l.encode())
-	o.mu.Lock()
-	if err != nil { // only a lost index would miss it
-		o.c.log.Warn("an object file cannot be labelled", "key", o.ident.Key, "err", err)
+	var err error
+	if o.c.beforeLabel != nil {
+		err = o.c.beforeLabel()
 	}
+	if err == nil {
+		err = f.label(l.encode())
+	}
+	o.mu.Lock()
+	if o.gen != gen || o.resident != o.blockN {
+		return errChanged
+	}
+	if err != nil {
+		o.c.log.Warn("an object file cannot be labelled; it is read through the daemon", "key", o.ident.Key, "err", err)
+	}
+	o.unsaid = err != nil
+	o.completed(state, sum)
 	return nil
 }
 
@@ -242,25 +262,18 @@ func (o *Object) checkBlock(f *objFile, b *buf.Buf, n uint32, crc uint64, fn fun
 }
 
 // SetDamaged names who is told that bytes of a version which may have been given to readers
-// were wrong, so that nobody keeps them. fn is called without locks, from a goroutine of its own.
+// were wrong, so that nobody keeps them. fn is called without locks, before the bytes are
+// discarded: if the process is killed, the next one finds them and tells again. Readers of the
+// object wait until it returns, so it must not wait for one.
 func (c *Cache) SetDamaged(fn func(Identity)) { c.damagedFn.Store(&fn) }
 
-// damaged tells of it, and counts the mismatch once that is done.
-func (c *Cache) damaged(ident Identity) {
-	c.work.goFunc(func() {
-		if fn := c.damagedFn.Load(); fn != nil {
-			(*fn)(ident)
-		}
-		c.n.sumMismatches.Add(1)
-	})
-}
-
-// mismatched deals with an object whose bytes are not what the origin's checksum says.
-func (o *Object) mismatched(gen, sum uint64, want objstore.Checksum) error {
+// mismatched deals with an object whose bytes are not what the origin's checksum says. It
+// answers true when they are to be believed all the same.
+func (o *Object) mismatched(gen, sum uint64, want objstore.Checksum) (believed bool, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.gen != gen {
-		return errChanged
+		return false, errChanged
 	}
 	what := "ETag"
 	if want.Algorithm != objstore.ChecksumNone {
@@ -272,20 +285,28 @@ func (o *Object) mismatched(gen, sum uint64, want objstore.Checksum) error {
 	if want.Algorithm == objstore.ChecksumNone && again {
 		o.c.n.sumMismatches.Add(1)
 		o.c.log.Warn("the same bytes came twice and do not match the ETag, which then is no MD5; they are believed", "key", o.ident.Key)
-		o.completed(Unverifiable, sum)
-		return nil
+		return true, nil
 	}
 	o.c.log.Error("what was fetched does not match the origin's checksum; all of it is discarded and fetched again",
 		"key", o.ident.Key, "checksum", what, "times", o.mismatch)
+	o.damaged = true
+	o.mu.Unlock()
+	if fn := o.c.damagedFn.Load(); fn != nil {
+		(*fn)(o.ident)
+	}
+	o.c.n.sumMismatches.Add(1)
+	o.mu.Lock()
+	if o.gen != gen { // discarded meanwhile, for another reason
+		return false, errChanged
+	}
 	o.discard()
-	o.c.damaged(o.ident)
 	if want.Algorithm != objstore.ChecksumNone && o.mismatch > 1 || o.mismatch >= mismatchTries {
 		o.corrupt = &objstore.Error{Op: "GET", Key: o.ident.Key, Kind: objstore.Corrupt,
 			Err:  fmt.Errorf("object %q: the origin's data does not match its %s", o.ident.Key, what),
 			Hint: "compare the object with its source and upload it again"}
-		return o.corrupt
+		return false, o.corrupt
 	}
-	return errChanged
+	return false, errChanged
 }
 
 // verify reads the whole of a complete object that is in doubt after a power loss and checks

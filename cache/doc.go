@@ -24,6 +24,10 @@
 // the origin's; so the order of things is always: data first, then the bit that says so, and
 // for taking away the reverse.
 //
+// Nor may a file change that was ever lent: the kernel reads it on when the process is killed, and
+// a mapping of it may be left that nobody knows of. So its label says that it is complete before
+// it is lent, and a file whose label says so is only ever unlinked, whatever the index says of it.
+//
 // # Locks
 //
 // The order is Cache.mu, then Object.mu, then one of the leaves: lists.mu, ledger.mu, dir.mu,

@@ -206,16 +206,23 @@ func (c *Cache) punchActive(d *dir, need int64, once bool) int64 {
 		}
 		o.mu.Unlock()
 	}
+	var id ID
 	if victim != nil {
 		victim.mu.Lock()
 		victim.busy++
+		id = victim.id
 		victim.mu.Unlock()
 	}
 	c.mu.Unlock()
 	if victim == nil {
 		return 0
 	}
-	got := victim.punch(c, need)
+	got := int64(0)
+	if fn := c.reclaimFn.Load(); fn == nil || (*fn)(id) {
+		got = victim.punch(c, need, id)
+	} else {
+		victim.leave(id)
+	}
 	victim.mu.Lock()
 	victim.busy--
 	idle := victim.idle()
@@ -226,6 +233,18 @@ func (c *Cache) punchActive(d *dir, need int64, once bool) int64 {
 	return got
 }
 
+// leave gives file id up as it is, should it not be complete: the kernel reads it all the same,
+// given it by a process that was killed before the index knew of it.
+func (o *Object) leave(id ID) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.id == id && !o.state.Complete() && !o.ending {
+		o.c.log.Warn("the kernel reads a file that the index does not know to be complete; another is made",
+			"key", o.ident.Key, "path", o.dir.filePath(id))
+		o.discard()
+	}
+}
+
 // punchAtMost is how many blocks are given back at once: 8 MiB, or an eighth of the object
 // where that is less.
 const punchAtMost = 64
@@ -233,9 +252,9 @@ const punchAtMost = 64
 // punch gives up blocks of an object that is not complete: those read, in the order of the
 // file from where it stopped the last time, which for a reader from end to end is the order
 // in which they were read; else any. First the index forgets them, then the disk.
-func (o *Object) punch(c *Cache, need int64) int64 {
+func (o *Object) punch(c *Cache, need int64, id ID) int64 {
 	o.mu.Lock()
-	if o.state.Complete() || o.ending || o.id == 0 || o.punching != nil || o.resident == 0 {
+	if o.state.Complete() || o.ending || o.id != id || id == 0 || o.punching != nil || o.resident == 0 {
 		o.mu.Unlock()
 		return 0
 	}

@@ -3,6 +3,10 @@ package cache
 // SetBeforeWrite has fn called before each write of a run; call it before the first read.
 func SetBeforeWrite(c *Cache, fn func()) { c.beforeWrite = fn }
 
+// SetBeforeLabel has fn called before a file is labelled as complete, and its error taken for that
+// of the label; call it before the first read.
+func SetBeforeLabel(c *Cache, fn func() error) { c.beforeLabel = fn }
+
 // Waiting is how many readers wait for a download of o.
 func Waiting(o *Object) int {
 	o.mu.Lock()

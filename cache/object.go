@@ -45,6 +45,8 @@ type Object struct {
 	doomed   bool
 	suspect  bool // complete, but a power loss may have harmed the file
 	recheck  bool // not complete, and the same: to be read before it is believed to be complete
+	unsaid   bool // complete, but its label does not say so: may not be lent
+	damaged  bool // its bytes are wrong, of which others are being told: nobody reads them
 	sum      uint64
 	sumKnown bool // checksum is what the origin says (it may say none)
 	checksum objstore.Checksum
@@ -141,6 +143,8 @@ func (o *Object) lendable() error {
 		return fmt.Errorf("%s: %w", o.name(), ErrIncomplete)
 	case o.suspect:
 		return fmt.Errorf("%s: not verified since the machine went down: %w", o.name(), ErrIncomplete)
+	case o.unsaid:
+		return fmt.Errorf("%s: its file could not be labelled as complete: %w", o.name(), ErrIncomplete)
 	}
 	return nil
 }
@@ -445,6 +449,7 @@ func (o *Object) discard() {
 	}
 	o.id, o.dir, o.file = 0, nil, nil
 	o.state, o.suspect, o.recheck, o.sum, o.epoch = Partial, false, false, 0, 0
+	o.unsaid, o.damaged = false, false
 	o.resident, o.hand, o.punching = 0, 0, nil
 	o.extents = map[uint32]*extent{}
 	o.etagMD5 = md5State{}
@@ -475,50 +480,6 @@ func (o *Object) collect(b *Batch) {
 		}
 	}
 	o.recordDirty, o.usageDirty = false, false
-}
-
-// load reads what the index knows of the object. It is called once, before anybody else can
-// use o.
-func (o *Object) load() error {
-	rec, err := o.c.cfg.Index.Find(o.ident)
-	if errors.Is(err, ErrNoRecord) || err == nil && o.c.ledger.deleted(rec.ID) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("%s: the index cannot be read: %w", o.name(), err)
-	}
-	d := o.c.dirOf(rec.Dir)
-	if d == nil { // its directory is no longer configured
-		o.c.ledger.remove(rec.ID, func() {})
-		return nil
-	}
-	u, err := o.c.cfg.Index.Usage(rec.ID)
-	if errors.Is(err, ErrNoRecord) {
-		u = Usage{ID: rec.ID, Dir: rec.Dir, Admitted: max(o.c.clock.Load(), 1)}
-		err = nil
-	}
-	if err != nil {
-		return fmt.Errorf("%s: the index cannot be read: %w", o.name(), err)
-	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.id, o.dir, o.state, o.pinned = rec.ID, d, rec.State, rec.Pinned
-	o.checksum, o.sum, o.epoch, o.usage = rec.Checksum, rec.Sum, rec.Epoch, u
-	if o.version == "" {
-		o.version = rec.Identity.VersionID
-	}
-	o.sumKnown = rec.State.Complete() || rec.Checksum.Algorithm != objstore.ChecksumNone
-	if is32(rec.Checksum.Algorithm) {
-		o.sumAlg = rec.Checksum.Algorithm
-	}
-	o.suspect = rec.State.Complete() && o.c.inDoubt(rec.Epoch)
-	o.recheck = !rec.State.Complete() && rec.Epoch < o.c.bootEpoch
-	if rec.State.Complete() {
-		o.resident = o.blockN
-	} else {
-		o.resident = min(uint32((u.Bytes+BlockSize-1)/BlockSize), o.blockN)
-	}
-	return nil
 }
 
 // wait blocks until ch is closed or ctx is done.

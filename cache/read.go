@@ -148,6 +148,12 @@ func (r *reading) await(ctx context.Context) error {
 		if o.corrupt != nil {
 			return o.corrupt
 		}
+		if o.damaged {
+			if err := o.waitChange(ctx); err != nil {
+				return err
+			}
+			continue
+		}
 		flying := 0
 		absent := uint32(0)
 		for n := r.lo; n < r.hi; n++ {

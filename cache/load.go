@@ -1,0 +1,125 @@
+package cache
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"github.com/leatfs/leatfs/objstore"
+)
+
+// load reads what the index knows of the object. It is called once, before anybody else can
+// use o.
+func (o *Object) load() error {
+	rec, err := o.c.cfg.Index.Find(o.ident)
+	if errors.Is(err, ErrNoRecord) || err == nil && o.c.ledger.deleted(rec.ID) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("%s: the index cannot be read: %w", o.name(), err)
+	}
+	d := o.c.dirOf(rec.Dir)
+	if d == nil { // its directory is no longer configured
+		o.c.ledger.remove(rec.ID, func() {})
+		return nil
+	}
+	u, err := o.c.cfg.Index.Usage(rec.ID)
+	if errors.Is(err, ErrNoRecord) {
+		u = Usage{ID: rec.ID, Dir: rec.Dir, Admitted: max(o.c.clock.Load(), 1)}
+		err = nil
+	}
+	if err != nil {
+		return fmt.Errorf("%s: the index cannot be read: %w", o.name(), err)
+	}
+	file := foundPart
+	var l label
+	if !rec.State.Complete() {
+		if file, l, err = o.missed(d, &rec); err != nil {
+			return fmt.Errorf("%s: the index cannot be read: %w", o.name(), err)
+		}
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.id, o.dir, o.state, o.pinned = rec.ID, d, rec.State, rec.Pinned
+	o.checksum, o.sum, o.epoch, o.usage = rec.Checksum, rec.Sum, rec.Epoch, u
+	if o.version == "" {
+		o.version = rec.Identity.VersionID
+	}
+	o.sumKnown = rec.State.Complete() || rec.Checksum.Algorithm != objstore.ChecksumNone
+	if is32(rec.Checksum.Algorithm) {
+		o.sumAlg = rec.Checksum.Algorithm
+	}
+	o.suspect = rec.State.Complete() && o.c.inDoubt(rec.Epoch)
+	o.recheck = !rec.State.Complete() && rec.Epoch < o.c.bootEpoch
+	if rec.State.Complete() || file == foundWhole {
+		o.resident = o.blockN
+	} else {
+		o.resident = min(uint32((u.Bytes+BlockSize-1)/BlockSize), o.blockN)
+	}
+	switch file {
+	case foundWhole:
+		o.checksum, o.sumKnown = l.Checksum, true
+		o.completed(l.State, l.Sum)
+	case foundUnknown:
+		o.discard()
+	}
+	return nil
+}
+
+// What a file is that the index takes for a part.
+type found uint8
+
+const (
+	foundPart    found = iota // what the index says
+	foundWhole                // complete by its label, and the index has all of its blocks
+	foundUnknown              // complete by its label, and the index has not
+)
+
+// missed tells what the index has missed of a file that it takes for a part. The file is complete
+// if its label says so: then the kernel may read it by itself, given it by a process that was
+// killed before it told the index, and even a mapping that nobody knows of may be left. So nothing
+// may be written into it or taken out of it any more. If the index has all of its blocks, the file
+// is as good as any; if not, it has to go, and another is made.
+func (o *Object) missed(d *dir, rec *Record) (found, label, error) {
+	l, err := readLabel(d.filePath(rec.ID))
+	switch {
+	case errors.Is(err, fs.ErrNotExist): // found out when it is needed
+		return foundPart, l, nil
+	case err == nil && !l.State.Complete():
+		return foundPart, l, nil
+	case err == nil && rec.Epoch >= o.c.bootEpoch && l.Identity.Hash() == o.hash:
+		ok, err := o.wholeBy(rec.ID, l.Sum)
+		if err != nil {
+			return foundUnknown, l, err
+		}
+		if ok {
+			return foundWhole, l, nil
+		}
+		o.c.log.Info("the index missed the end of an object; it is fetched again, into another file", "key", o.ident.Key)
+	case err != nil:
+		o.c.log.Warn("an object file cannot be told to be a part; it is fetched again", "key", o.ident.Key, "err", err)
+	}
+	return foundUnknown, l, nil
+}
+
+// wholeBy tells whether the index has every block of file id, with the checksum sum.
+func (o *Object) wholeBy(id ID, sum uint64) (bool, error) {
+	c := newCombiner(objstore.CRC64NVME)
+	for k := uint32(0); k*ExtentBlocks < o.blockN; k++ {
+		x, err := o.c.cfg.Index.Extent(id, k)
+		if errors.Is(err, ErrNoRecord) {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		n := o.extentLen(k)
+		if uint32(len(x.CRC)) != n || count(&x.Present) != n {
+			return false, nil
+		}
+		for i := range n {
+			c.add(x.CRC[i], int64(o.blockLen(k*ExtentBlocks+i)))
+		}
+	}
+	return c.sum == sum, nil
+}
