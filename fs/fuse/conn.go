@@ -336,16 +336,18 @@ func (c *conn) answer(s *fuse.ProtocolServer, in, out []byte) bool {
 }
 
 // unanswered takes back an open that nobody waits for any more, so that nobody will release it.
-// One that was sent, or carried out, again may have been answered the first time.
+// What a process before this one had opened it may have answered, too.
 func (c *conn) unanswered(h *fuse.InHeader, out []byte) {
 	oh := (*fuse.OutHeader)(unsafe.Pointer(&out[0]))
-	if oh.Status != 0 || h.Unique&resentBit != 0 || len(out) < int(unsafe.Sizeof(fuse.OutHeader{})+unsafe.Sizeof(fuse.OpenOut{})) {
+	if oh.Status != 0 || len(out) < int(unsafe.Sizeof(fuse.OutHeader{})+unsafe.Sizeof(fuse.OpenOut{})) {
 		return
 	}
 	fh := (*fuse.OpenOut)(unsafe.Pointer(&out[unsafe.Sizeof(fuse.OutHeader{})])).Fh
 	switch h.Opcode {
 	case opOpen:
-		c.raw.fs.Release(fh)
+		if c.session.Made(fh) {
+			c.raw.fs.Release(fh)
+		}
 	case opOpendir:
 		c.raw.releaseDir(fh)
 	}

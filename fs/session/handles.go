@@ -17,7 +17,8 @@ type handleRecord struct {
 	// backing is the kernel's id of the file that it reads by itself for the handle; 0: none. The
 	// records of files do not tell: two of one node can stand there for a moment.
 	backing int32
-	_       [8]byte
+	epoch   uint32 // of the process that made it
+	_       [4]byte
 }
 
 type handles struct {
@@ -39,7 +40,7 @@ func (s *Session) NewHandle(node, unique uint64, backing int32) (fh uint64, err 
 		return 0, err
 	}
 	r := &s.handles.all[i]
-	r.unique, r.backing = unique, backing
+	r.unique, r.backing, r.epoch = unique, backing, s.epoch
 	r.uses++
 	atomic.StoreUint64(&r.node, node)
 	return uint64(r.uses)<<32 | uint64(i+1), nil
@@ -60,6 +61,12 @@ func (s *Session) FreeHandle(fh uint64) (node uint64, ok bool) {
 	}
 	s.handles.give(i)
 	return node, true
+}
+
+// Made tells whether this process made a handle, and not one before it.
+func (s *Session) Made(fh uint64) bool {
+	i := uint32(fh) - 1
+	return i < atomic.LoadUint32(&s.head.handlesHigh) && s.handles.all[i].uses == uint32(fh>>32) && s.handles.all[i].epoch == s.epoch
 }
 
 // Handle is an open handle, as NewHandle recorded it.

@@ -137,6 +137,7 @@ func TestHandles(t *testing.T) {
 		s := create(t)
 		model := make(map[uint64][2]uint64) // by handle: node, unique
 		ever := make(map[uint64]bool)
+		made := make(map[uint64]uint32)
 		unique := uint64(0)
 		rt.Repeat(map[string]func(*rapid.T){
 			"open": func(rt *rapid.T) {
@@ -150,7 +151,10 @@ func TestHandles(t *testing.T) {
 					rt.Fatalf("handle %#x for the second time", fh)
 				}
 				ever[fh] = true
-				model[fh] = [2]uint64{node, unique}
+				if !s.Made(fh) {
+					rt.Fatalf("handle %#x was not made by this process", fh)
+				}
+				model[fh], made[fh] = [2]uint64{node, unique}, s.Epoch()
 				if got, n, ok := s.HandleOf(unique); !ok || got != fh || n != node {
 					rt.Fatalf("handle of request %d: %#x of %d, %v", unique, got, n, ok)
 				}
@@ -183,7 +187,7 @@ func TestHandles(t *testing.T) {
 				n := 0
 				s.Handles(func(h Handle) {
 					n++
-					if model[h.FH] != [2]uint64{h.Node, h.Unique} || h.Backing != int32(h.Node) {
+					if model[h.FH] != [2]uint64{h.Node, h.Unique} || h.Backing != int32(h.Node) || s.Made(h.FH) != (made[h.FH] == s.Epoch()) {
 						rt.Fatalf("found %+v, want %v", h, model[h.FH])
 					}
 				})
