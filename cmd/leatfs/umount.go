@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -23,7 +24,7 @@ func umountCommand() *cobra.Command {
 		Short:   "Unmount, and wait until the daemon has ended",
 		Args:    usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return umount(cmd.Context(), args[0], lazy)
+			return umount(cmd.Context(), args[0], lazy, cmd.ErrOrStderr())
 		},
 	}
 	cmd.Flags().BoolVarP(&lazy, "lazy", "l", false, "take the mount out of sight now, end it when nobody uses it any more")
@@ -33,7 +34,7 @@ func umountCommand() *cobra.Command {
 // umountWait is how long the daemon may take to put its state away.
 const umountWait = 30 * time.Second
 
-func umount(ctx context.Context, mountpoint string, lazy bool) error {
+func umount(ctx context.Context, mountpoint string, lazy bool, stderr io.Writer) error {
 	mp, err := mountedName(mountpoint)
 	if err != nil {
 		return err
@@ -53,14 +54,19 @@ func umount(ctx context.Context, mountpoint string, lazy bool) error {
 	var pids []int
 	s, err := askStatus(ctx, socketPath(mp))
 	if err == nil {
-		for _, p := range []int{s.WorkerPID, s.Keeper.PID} {
+		processes := []int{s.WorkerPID}
+		if !s.Keeper.Gone {
+			processes = append(processes, s.Keeper.PID)
+		}
+		for _, p := range processes {
 			if fd, err := unix.PidfdOpen(p, 0); err == nil {
 				defer func() { _ = unix.Close(fd) }()
 				pids = append(pids, fd)
 			}
 		}
 	}
-	dead := errors.Is(err, errNoDaemon)
+	asked := err
+	dead := errors.Is(asked, errNoDaemon)
 	if err := fuse.Unmount(mp, lazy); err != nil {
 		return err
 	}
@@ -69,6 +75,10 @@ func umount(ctx context.Context, mountpoint string, lazy bool) error {
 	}
 	if lazy {
 		return nil
+	}
+	if asked != nil && !dead {
+		// It is unmounted, and so no failure; but its cache directory may not be free yet.
+		fmt.Fprintf(stderr, "leatfs: %s is unmounted; its daemon could not be asked (%s) and may still be ending\n", mp, singleLine(asked))
 	}
 	for _, pid := range pids {
 		if err := waitExit(ctx, pid, mp); err != nil {

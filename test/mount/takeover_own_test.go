@@ -179,3 +179,27 @@ func TestTakeoverOwnHung(t *testing.T) {
 		t.Error("the connection of the other goes on")
 	}
 }
+
+// TestTakeoverOwnSilent: who unmounts while nobody can be asked whom to wait for is told so.
+func TestTakeoverOwnSilent(t *testing.T) {
+	w := newWorld(t)
+	w.put("d/f", []byte("f"))
+	m := w.mount()
+	m.same("d/f", []byte("f"))
+	s := m.status()
+	for _, pid := range []int{s.Keeper.PID, s.WorkerPID} {
+		m.signal(pid, syscall.SIGSTOP)
+	}
+	code, _, stderr := outcome(t, w.command("umount", m.dir), 60*time.Second)
+	for _, pid := range []int{s.Keeper.PID, s.WorkerPID} {
+		m.signal(pid, syscall.SIGCONT)
+	}
+	if code != 0 {
+		t.Errorf("umount: exit code %d", code)
+	}
+	oneLine(t, "umount", stderr, m.dir+" is unmounted", "may still be ending")
+	m.up = false
+	m.expect = []string{"hangs", "not well", "SIGQUIT", "is not sent", "goroutine", "keeps dying"}
+	nothingLeft(t, "after it could go on", m.dir)
+	m.checkLog()
+}
