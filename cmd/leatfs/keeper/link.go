@@ -46,8 +46,8 @@ type Mount struct {
 	// empty when there is none.
 	Socket string
 	// Log is the absolute path of the log, empty when the log is standard error. It is opened for
-	// appending and becomes the keeper's standard error, and so that of later workers. It must not
-	// be on the mount.
+	// appending and becomes the keeper's standard error, and so that of later workers; one that
+	// cannot be opened is left out. It must not be on the mount.
 	Log string
 	// LogJSON asks the keeper to log in JSON.
 	LogJSON bool
@@ -240,12 +240,11 @@ func (l *Link) Mounted(m Mount) error {
 		if rel, err := filepath.Rel(m.Mountpoint, m.Log); err == nil && rel != ".." && !strings.HasPrefix(rel, "../") {
 			return fmt.Errorf("the log %s is on the mount %s itself: put it elsewhere", m.Log, m.Mountpoint)
 		}
-		f, err := os.OpenFile(m.Log, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
-		if err != nil {
-			return fmt.Errorf("open the log for the keeper: %w", err)
+		// A log that cannot be opened costs no mount: the keeper stays with the one that it has.
+		if f, err := os.OpenFile(m.Log, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600); err == nil {
+			defer func() { _ = f.Close() }()
+			add(nameLog, f)
 		}
-		defer func() { _ = f.Close() }()
-		add(nameLog, f)
 	}
 	return l.sendFiles(msg, files)
 }
