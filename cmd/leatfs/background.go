@@ -9,6 +9,8 @@ import (
 	"os"
 	"os/exec"
 	"syscall"
+
+	"github.com/leatfs/leatfs/cmd/leatfs/keeper"
 )
 
 // readyEnv tells a daemon on which descriptor to say that it is ready, or why not.
@@ -39,11 +41,15 @@ func startBackground(ctx context.Context, mountpoint string, args []string) erro
 	}
 	defer func() { _ = null.Close() }()
 	cmd := exec.Command(exe, keeperLine(args)...)
-	cmd.Env = append(os.Environ(), readyEnv+"=3")
+	// It is not part of the service that this process may be part of.
+	cmd.Env = append(keeper.WorkerEnv(os.Environ()), readyEnv+"=3")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = null, null, null
 	cmd.ExtraFiles = []*os.File{w}
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: !onAutomount(mountpoint)}
+	// What the caller has open, a lock of its shell say, must not live on in the mount. An old kernel
+	// cannot; then it does.
+	_ = keeper.CloseOnExec()
 	if err := cmd.Start(); err != nil {
 		return err
 	}

@@ -132,5 +132,5 @@ const (
 
 func keeperStatus(n keeper.News) KeeperStatus {
 	return KeeperStatus{PID: n.KeeperPID, Since: n.Since, Restarts: n.Restarts, LastDeath: n.LastDeath, LastDeathAt: known(n.LastDeathAt),
-		Upgrades: n.Upgrades, UpgradeTries: n.UpgradeTries, UpgradeError: n.UpgradeError}
+		Upgrades: n.Upgrades, UpgradesAsked: n.UpgradesAsked, UpgradeTries: n.UpgradeTries, UpgradeError: n.UpgradeError}
 }

@@ -39,15 +39,17 @@ type Status struct {
 
 // KeeperStatus is what became of the processes of the mount.
 type KeeperStatus struct {
-	PID          int        `json:"pid"`
-	Gone         bool       `json:"gone"`     // it has died: nobody goes on when the worker dies
-	Since        time.Time  `json:"since"`    // of the keeper
-	Restarts     int        `json:"restarts"` // workers started because one had died
-	LastDeath    string     `json:"last_death,omitempty"`
-	LastDeathAt  *time.Time `json:"last_death_time,omitempty"`
-	Upgrades     int        `json:"upgrades"`
-	UpgradeTries int        `json:"upgrade_tries"`
-	UpgradeError string     `json:"upgrade_error,omitempty"` // of the last try
+	PID         int        `json:"pid"`
+	Gone        bool       `json:"gone"`     // it has died: nobody goes on when the worker dies
+	Since       time.Time  `json:"since"`    // of the keeper
+	Restarts    int        `json:"restarts"` // workers started because one had died
+	LastDeath   string     `json:"last_death,omitempty"`
+	LastDeathAt *time.Time `json:"last_death_time,omitempty"`
+	Upgrades    int        `json:"upgrades"`
+	// UpgradesAsked is how many upgrades were asked for, UpgradeTries how many of those have ended.
+	UpgradesAsked int    `json:"upgrades_asked"`
+	UpgradeTries  int    `json:"upgrade_tries"`
+	UpgradeError  string `json:"upgrade_error,omitempty"` // of the last try
 	// GivenUp is how many requests were answered EIO because workers died of them.
 	GivenUp     int    `json:"given_up"`
 	LastGivenUp string `json:"last_given_up,omitempty"`

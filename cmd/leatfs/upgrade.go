@@ -55,8 +55,12 @@ func upgrade(ctx context.Context, mountpoint string) error {
 	if before.Keeper.Gone || before.Keeper.PID <= 0 {
 		return fmt.Errorf("%s: its keeper has died, so nobody can replace its daemon; unmount it and mount it again", mp)
 	}
-	if err := unix.Kill(before.Keeper.PID, unix.SIGHUP); err != nil {
-		return fmt.Errorf("%s: ask its keeper (process %d) to upgrade: %w", mp, before.Keeper.PID, err)
+	// What was asked for before may be an upgrade to the program before this one. An older keeper
+	// does not count what it is asked for.
+	past := max(before.Keeper.UpgradesAsked, before.Keeper.UpgradeTries)
+	pid := before.Keeper.PID
+	if err := unix.Kill(pid, unix.SIGHUP); err != nil {
+		return fmt.Errorf("%s: ask its keeper (process %d) to upgrade: %w", mp, pid, err)
 	}
 	deadline := time.Now().Add(upgradeWait)
 	for time.Now().Before(deadline) {
@@ -66,11 +70,18 @@ func upgrade(ctx context.Context, mountpoint string) error {
 		case <-time.After(50 * time.Millisecond):
 		}
 		now, err := askStatus(ctx, socketPath(mp))
+		if err != nil && errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
+			return fmt.Errorf("%s has ended: its keeper (process %d) is gone; see the log", mp, pid)
+		}
 		if err != nil {
 			continue // between the two
 		}
 		switch k := now.Keeper; {
-		case k.UpgradeTries == before.Keeper.UpgradeTries:
+		case k.PID != pid:
+			return fmt.Errorf("%s has ended, and another mount is there: its keeper (process %d) is gone", mp, pid)
+		case k.Gone:
+			return fmt.Errorf("%s: its keeper (process %d) has died; unmount it and mount it again", mp, pid)
+		case k.UpgradeTries <= past:
 		case k.UpgradeError != "":
 			return fmt.Errorf("%s was not upgraded, and goes on as it was: %s", mp, k.UpgradeError)
 		default:

@@ -33,6 +33,20 @@ func (h *held) fd(name string) int {
 	return -1
 }
 
+// stored says that systemd has what is fd under that name already. To store it again would be to
+// remove it first, and a keeper that is killed in between leaves the mount to nobody.
+func (h *held) stored(name string, fd int) bool {
+	old := h.fd(name)
+	if old < 0 {
+		return false
+	}
+	var a, b unix.Stat_t
+	if unix.Fstat(old, &a) != nil || unix.Fstat(fd, &b) != nil {
+		return false
+	}
+	return a.Dev == b.Dev && a.Ino == b.Ino
+}
+
 // put takes a descriptor over, in place of the one of that name.
 func (h *held) put(name string, fd int) error {
 	if i := slices.Index(h.names, name); i >= 0 {

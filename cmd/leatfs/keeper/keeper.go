@@ -59,6 +59,8 @@ type keeper struct {
 	signal    bool // a signal told to stop
 	stopping  bool // told to stop, or the mount is gone: start nothing any more
 	gone      bool // the mount is gone: nothing to unmount
+	detached  bool // the mount was taken out of sight while its worker would not die
+	terminal  bool // standard input was one at the start
 	done      bool // Run returns
 	code      int
 	err       error
@@ -107,7 +109,7 @@ func newKeeper(cfg Config) (*keeper, error) {
 	if k.env == nil {
 		k.env = os.Environ()
 	}
-	k.env = workerEnv(k.env)
+	k.env = WorkerEnv(k.env)
 	var err error
 	if k.self, err = openBinary(cfg.Self); err != nil {
 		return nil, err
@@ -134,6 +136,11 @@ func newKeeper(cfg Config) (*keeper, error) {
 		}
 	}
 	k.adopted = k.held.has()
+	if !cfg.Shared {
+		// What the caller had open, a lock of its shell say, is not for the workers.
+		_ = CloseOnExec()
+	}
+	k.terminal = isTerminal(0)
 	return k, nil
 }
 
@@ -289,6 +296,11 @@ func (k *keeper) actStop() bool {
 // signalled does what a signal asks for.
 func (k *keeper) signalled(s os.Signal) {
 	if s == unix.SIGHUP {
+		if k.terminal && !isTerminal(0) {
+			k.terminal = false
+			k.log.Info("the terminal was closed; the mount goes on")
+			return
+		}
 		k.reload()
 		return
 	}
@@ -332,20 +344,16 @@ func (k *keeper) fail(err error, usage bool) {
 
 // finish ends the loop: no process lives.
 func (k *keeper) finish() {
-	if !k.gone && k.held.has() {
-		k.say("the mount is taken away without a worker", "mountpoint", k.held.mountpoint)
-		if err := k.held.unmount(); err != nil {
-			k.log.Error("the mount could not be taken away", "error", err)
-			if k.err == nil {
-				k.err, k.code = err, exitError
-			}
+	if !k.gone && !k.detached && k.held.has() {
+		if err := k.takeAway(); err != nil && k.err == nil {
+			k.err, k.code = err, exitError
 		}
 	}
 	if err := k.held.removeSocket(); err != nil {
 		k.log.Warn("the control socket stays", "error", err)
 	}
 	k.forget()
-	if !k.everReady && k.err == nil {
+	if !k.everReady && !k.adopted && k.err == nil {
 		k.err, k.code = errors.New("it was told to stop before the mount was ready"), exitError
 	}
 	if k.err != nil {
@@ -353,6 +361,17 @@ func (k *keeper) finish() {
 	}
 	k.say("the keeper ends", "restarts", k.news.Restarts, "upgrades", k.news.Upgrades)
 	k.done = true
+}
+
+// takeAway unmounts.
+func (k *keeper) takeAway() error {
+	k.say("the mount is taken away without a worker", "mountpoint", k.held.mountpoint)
+	if err := k.held.unmount(); err != nil {
+		k.log.Error("the mount could not be taken away", "error", err)
+		return err
+	}
+	k.detached = true
+	return nil
 }
 
 // forget drops the descriptors, in systemd's store too.
@@ -422,6 +441,10 @@ func (k *keeper) stuck(w *worker) {
 	k.log.Error("waiting for the old worker"+wait, "worker", w.pid(),
 		"hint", "see /proc/"+fmt.Sprint(w.pid())+"/stack; the disk or network file system it waits for must answer")
 	k.workerText = fmt.Sprintf("waiting for the old worker %d%s", w.pid(), wait)
+	if k.stopping && !k.gone && !k.detached && k.held.has() {
+		// Who looks there from now on need not wait for it too.
+		k.takeAway()
+	}
 	k.set(w, k.times.StuckLog, func() { k.stuck(w) })
 }
 

@@ -97,14 +97,17 @@ const (
 
 // News is what the keeper knows of the mount's past.
 type News struct {
-	KeeperPID    int       // process id of the keeper
-	Since        time.Time // when the keeper started
-	Restarts     int       // workers started because one had died
-	LastDeath    string    // how the last worker died, one line; empty when none did
-	LastDeathAt  time.Time
-	Upgrades     int // upgrades that worked
-	LastUpgrade  time.Time
-	UpgradeTries int    // upgrades that have ended, those that did not work too
+	KeeperPID   int       // process id of the keeper
+	Since       time.Time // when the keeper started
+	Restarts    int       // workers started because one had died
+	LastDeath   string    // how the last worker died, one line; empty when none did
+	LastDeathAt time.Time
+	Upgrades    int // upgrades that worked
+	LastUpgrade time.Time
+	// UpgradesAsked is how many upgrades were asked for, and UpgradeTries how many of those have
+	// ended, those that did not work too. Several that were asked for while one went on are one.
+	UpgradesAsked, UpgradeTries int
+
 	UpgradeError string // why the last upgrade did not work, one line; empty when it did
 }
 

@@ -209,8 +209,8 @@ func judge(w *worker, ws syscall.WaitStatus, oom bool) verdict {
 		return verdict{text: "the mount ended"}
 	case w.ordered:
 		return verdict{text: "it was told to end and had to be killed"}
-	case w.told && ws.Exited() && ws.ExitStatus() == 0:
-		return verdict{text: "it drained"}
+	case w.drained, w.told && ws.Exited() && ws.ExitStatus() == 0:
+		return verdict{text: "it drained"} // whatever happened to it after that
 	case ws.Exited() && ws.ExitStatus() == 0:
 		return verdict{text: "it exited without being told to"}
 	case ws.Exited():

@@ -134,8 +134,9 @@ var keeperEnv = [...]string{
 	"LISTEN_PIDFDID", "MAINPID", linkEnv,
 }
 
-// workerEnv is env without those.
-func workerEnv(env []string) []string {
+// WorkerEnv is an environment without what a service manager has put there for one process alone:
+// a service of its own has these from nobody else.
+func WorkerEnv(env []string) []string {
 	var out []string
 next:
 	for _, v := range env {

@@ -135,6 +135,7 @@ func TestJudge(t *testing.T) {
 		{w: worker{ordered: true}, ws: sig(unix.SIGKILL), oom: true, want: verdict{text: "it was told to end and had to be killed"}},
 		{w: worker{ended: true}, ws: exit(2), want: verdict{text: "the mount ended"}},
 		{w: worker{told: true}, ws: exit(0), want: verdict{text: "it drained"}},
+		{w: worker{told: true, drained: true}, ws: exit(2), want: verdict{text: "it drained"}},
 		{w: worker{told: true}, ws: exit(2), want: verdict{text: "it exited with status 2", blame: true}},
 		{w: worker{failed: true, failure: "no"}, ws: exit(1), want: verdict{text: "its start did not work: no"}},
 	} {
@@ -189,7 +190,7 @@ func TestFindMount(t *testing.T) {
 }
 
 func TestWorkerEnv(t *testing.T) {
-	got := strings.Join(workerEnv([]string{"A=1", "NOTIFY_SOCKET=/x", "NOTIFY_SOCKETS=2", "LISTEN_FDS=1", linkEnv + "=3"}), " ")
+	got := strings.Join(WorkerEnv([]string{"A=1", "NOTIFY_SOCKET=/x", "NOTIFY_SOCKETS=2", "LISTEN_FDS=1", linkEnv + "=3"}), " ")
 	if got != "A=1 NOTIFY_SOCKETS=2" {
 		t.Error(got)
 	}

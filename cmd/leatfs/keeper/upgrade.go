@@ -9,6 +9,7 @@ import (
 // upgrade is a hot upgrade that goes on.
 type upgrade struct {
 	bin      *binary
+	asked    int    // News.UpgradesAsked when it began
 	patience *alarm // rings when a worker that is still starting is not waited for any more
 	over     bool   // it rang
 }
@@ -21,11 +22,19 @@ func (k *keeper) reload() {
 	case !k.held.has():
 		k.log.Warn("no upgrade: the mount is not there yet")
 	case k.up != nil:
+		k.asked()
 		k.log.Info("another upgrade follows the one that goes on")
 		k.again = true
 	default:
+		k.asked()
 		k.beginUpgrade()
 	}
+}
+
+// asked counts an upgrade that was asked for.
+func (k *keeper) asked() {
+	k.news.UpgradesAsked++
+	k.tellNews()
 }
 
 // beginUpgrade starts a standby from what is at the program's path now.
@@ -33,7 +42,7 @@ func (k *keeper) beginUpgrade() {
 	k.again = false
 	k.log.Info("upgrade begins", "program", k.cfg.Exe)
 	k.tell("RELOADING=1", monotonicUsec())
-	k.up = &upgrade{}
+	k.up = &upgrade{asked: k.news.UpgradesAsked}
 	var err error
 	if k.up.bin, err = openBinary(k.cfg.Exe); err != nil {
 		k.upgradeFailed(err)
@@ -132,7 +141,7 @@ func (k *keeper) upgradeFailed(err error) {
 		up.bin.close()
 	}
 	k.log.Error("the upgrade did not work; the old program goes on", "program", k.cfg.Exe, "error", err)
-	k.news.UpgradeTries++
+	k.news.UpgradeTries = up.asked
 	k.news.UpgradeError = oneLine(fmt.Sprintf("upgrade to %s: %v; the old program goes on", k.cfg.Exe, err))
 	k.tellNews()
 	if k.notified && !k.stopping {
@@ -149,10 +158,10 @@ func (k *keeper) upgraded(w *worker) {
 		k.bin.close()
 	}
 	k.bin = w.bin
+	k.news.UpgradeTries = k.up.asked
 	k.up = nil
 	k.backoff = backoff{times: &k.times}
 	k.news.Upgrades++
-	k.news.UpgradeTries++
 	k.news.LastUpgrade = time.Now()
 	k.news.UpgradeError = ""
 	k.log.Info("upgrade done", "worker", w.pid())

@@ -214,6 +214,27 @@ func TestUpgradeTwice(t *testing.T) {
 	b.see("worker 3 mode=takeover")
 }
 
+// Those who ask for an upgrade can tell when what they asked for has ended, and not what was asked
+// for before; two that ask during one are answered by the next.
+func TestUpgradesCounted(t *testing.T) {
+	t.Parallel()
+	b := run(t, first, "beat until:x prepared go fail:no", "beat same ready serve",
+		"beat until:y prepared go same ready tries:3 serve")
+	b.ready(0)
+	b.signals <- unix.SIGHUP
+	b.see("worker 1 mode=standby")
+	b.signals <- unix.SIGHUP
+	b.signals <- unix.SIGHUP
+	for end := time.Now().Add(patience); strings.Count(b.file("stderr"), "another upgrade follows") < 2; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal(b.all())
+		}
+	}
+	b.mark("x")
+	b.mark("y")
+	b.see("tries 3 3 of 3")
+}
+
 // Somebody unmounts while an upgrade waits.
 func TestUpgradeEnded(t *testing.T) {
 	t.Parallel()

@@ -145,13 +145,18 @@ func (k *keeper) mounted(w *worker, p *packet) {
 		if fd < 0 {
 			continue
 		}
+		stored := k.held.stored(name, fd)
 		if err := k.held.put(name, fd); err != nil {
 			k.log.Warn("the worker hands over too much", "error", err)
 			continue
 		}
-		k.check(k.notify.store(name, fd))
+		if !stored {
+			k.check(k.notify.store(name, fd))
+		}
 	}
-	if k.held.socket = p.Socket; p.Socket != "" {
+	if k.held.socket = p.Socket; first && p.Socket != "" {
+		// Only what the worker has just made is the mount's own: later, another mount may be at the
+		// same place, and its socket at the same path.
 		k.held.socketFile, _ = os.Lstat(p.Socket) // nil when it is not there
 	}
 	if p.Mountpoint != k.held.mountpoint || first {
@@ -242,7 +247,7 @@ func (k *keeper) died(w *worker, state *os.ProcessState, err error) {
 // endedBy is the end of a mount. A dead connection out of systemd's store is none: then the mount
 // is made anew.
 func (k *keeper) endedBy(w *worker) {
-	if k.adopted && !k.everReady && !k.stopping {
+	if k.adopted && !k.everReady && !k.stopping && w.mode == ModeTakeover {
 		k.log.Warn("the mount that systemd kept is dead: mounting anew", "worker", w.pid())
 		k.adopted = false
 		k.blame = false
@@ -250,7 +255,7 @@ func (k *keeper) endedBy(w *worker) {
 		return
 	}
 	k.gone = true
-	if !k.everReady && !k.stopping {
+	if !k.everReady && !k.adopted && !k.stopping {
 		k.fail(errors.New("it was unmounted before it was ready"), false)
 	}
 	k.stop()

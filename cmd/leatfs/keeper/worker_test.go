@@ -194,6 +194,22 @@ func (p *player) do(word string) int {
 			<-c
 			note(p.dir, "BAD: SIGTERM for worker %d", p.n)
 		}()
+	case "tries":
+		for strconv.Itoa(p.link.News().UpgradeTries) != arg {
+			time.Sleep(5 * time.Millisecond)
+		}
+		n := p.link.News()
+		note(p.dir, "tries %d %d of %d", p.n, n.UpgradeTries, n.UpgradesAsked)
+	case "holds":
+		names, err := filepath.Glob("/proc/self/fd/*")
+		if err != nil || len(names) == 0 {
+			note(p.dir, "BAD: %v", err)
+		}
+		for _, name := range names {
+			if target, _ := os.Readlink(name); target == filepath.Join(p.dir, arg) {
+				note(p.dir, "BAD: %s is inherited", arg)
+			}
+		}
 	case "text":
 		p.link.StatusText(arg)
 	case "until":
