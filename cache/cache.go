@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
-	"math/rand/v2"
 	"os"
 	"strings"
 	"sync"
@@ -229,8 +228,9 @@ func def[T int | int64 | time.Duration](p *T, v T) {
 }
 
 // Object returns the object of this identity, new to the cache or not. It touches no disk
-// but the index, and of an object that is here in part the label of its file. Called with a ctx of priority Demand it counts as a use of the object, and
-// its bytes may be asked of the origin again if that once said it had them no longer.
+// but the index, and of an object that is here in part the label of its file. Called with a
+// ctx of priority Demand it counts as a use of the object, and its bytes may be asked of the
+// origin again if that once said it had them no longer.
 func (c *Cache) Object(ctx context.Context, ident Identity, store objstore.Store) (*Object, error) {
 	if ident.Size < 0 || ident.Size > math.MaxUint32*BlockSize {
 		return nil, fmt.Errorf("object %q: a size of %d bytes is out of range", ident.Key, ident.Size)
@@ -409,26 +409,6 @@ func (c *Cache) dirOf(number uint32) *dir {
 		}
 	}
 	return nil
-}
-
-// place chooses the directory for a new file: the one with most room, and among full ones
-// by chance in proportion to their capacity.
-func (c *Cache) place(size int64) (best *dir) {
-	var top float64
-	for _, d := range c.dirs {
-		if !d.usable() {
-			continue
-		}
-		room := max(min(d.low-d.used.Load(), d.free.Load()-d.reserve), 0)
-		score := float64(room) + rand.Float64()*float64(d.size)/64
-		if size > d.low { // it will be read through
-			score /= 1024
-		}
-		if best == nil || score > top {
-			best, top = d, score
-		}
-	}
-	return best
 }
 
 // forget has a file of d removed: first from the index, then from the disk. bytes is what
