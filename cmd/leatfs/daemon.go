@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -24,7 +23,6 @@ import (
 	"github.com/leatfs/leatfs/fs/meta"
 	"github.com/leatfs/leatfs/fs/session"
 	"github.com/leatfs/leatfs/objstore"
-	"github.com/leatfs/leatfs/objstore/s3"
 	"github.com/leatfs/leatfs/objstore/stack"
 	"github.com/leatfs/leatfs/prefetch"
 )
@@ -356,14 +354,10 @@ func (d *daemon) fuseOptions(log *slog.Logger) fuse.Options {
 
 func (d *daemon) mount(context.Context) error {
 	c := d.cfg
-	var known []byte
-	if s, ok := d.origin.(*s3.Store); ok {
-		var err error
-		if known, err = json.Marshal(s.Known()); err != nil {
-			return err
-		}
+	known, err := d.remember()
+	if err != nil {
+		return err
 	}
-	var err error
 	if d.session, err = fuse.Mount(d.fuseOptions(d.log), d.memory, known); err != nil {
 		return err
 	}

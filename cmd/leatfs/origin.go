@@ -30,7 +30,7 @@ func (d *daemon) openOrigin(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, min(openTimeout, d.cfg.originWait))
 	defer cancel()
 	for try := 1; ; try++ {
-		s, err := d.cfg.open(ctx, d.known(), d.from.Mode != keeper.ModeMount)
+		s, err := d.openAny(ctx)
 		if err == nil {
 			d.origin = s
 			d.onClose(func() error {
@@ -74,26 +74,46 @@ func (d *daemon) openFailed(ctx context.Context, err error) error {
 		d.cfg.url, where, min(openTimeout, d.cfg.originWait), err)
 }
 
-// known is what the process before found out of the bucket, nil when there was none. A mount is
-// taken over without asking the network, which may be what the other one died of.
-func (d *daemon) known() *s3.Known {
-	if len(d.info.Origin) == 0 {
-		return nil
+// openAny opens the origin, or goes on with it: a mount is taken over without asking the network or
+// the disk, which may be what the other process died of, or be away for a moment.
+func (d *daemon) openAny(ctx context.Context) (objstore.Store, error) {
+	if d.from.Mode != keeper.ModeMount && d.cfg.url.Scheme == origin.File {
+		known := recall[file.Known](d.info.Origin)
+		if known == nil {
+			known = new(file.Known)
+		}
+		return file.OpenLater(d.cfg.url.Path, *known)
 	}
-	k := new(s3.Known)
-	if json.Unmarshal(d.info.Origin, k) != nil {
+	return d.cfg.open(ctx, recall[s3.Known](d.info.Origin))
+}
+
+// recall is what the process before found out of the origin, nil when nothing is known.
+func recall[T any](b json.RawMessage) *T {
+	k := new(T)
+	if len(b) == 0 || json.Unmarshal(b, k) != nil {
 		return nil // another version's; it is asked again
 	}
 	return k
 }
 
-// open opens the bare origin. again says that it was open before, for the same mount: then one that
-// is away for a moment fails requests, and not the start.
-func (c *mountConfig) open(ctx context.Context, known *s3.Known, again bool) (objstore.Store, error) {
-	if c.url.Scheme == origin.File {
-		if again {
-			return file.OpenLater(c.url.Path)
+// remember is what recall gets.
+func (d *daemon) remember() (json.RawMessage, error) {
+	switch s := d.origin.(type) {
+	case *s3.Store:
+		return json.Marshal(s.Known())
+	case *file.Store:
+		known, err := s.Known()
+		if err != nil {
+			return nil, err
 		}
+		return json.Marshal(known)
+	}
+	return nil, nil
+}
+
+// open opens the bare origin.
+func (c *mountConfig) open(ctx context.Context, known *s3.Known) (objstore.Store, error) {
+	if c.url.Scheme == origin.File {
 		return file.Open(c.url.Path)
 	}
 	style := map[string]s3.Style{"auto": s3.StyleAuto, "on": s3.StylePath, "off": s3.StyleVirtualHost}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/leatfs/leatfs/objstore"
 )
 
@@ -12,6 +14,7 @@ import (
 type later struct {
 	objstore.Store // asks open before each request
 	dir            string
+	known          Known
 
 	mu     sync.Mutex
 	store  *Store // its fields are set by open, with mu; requests read them after that
@@ -19,16 +22,31 @@ type later struct {
 	closed bool   // by mu
 }
 
+// Known is what OpenLater wants to know of the directory that was opened before.
+type Known struct {
+	Ino uint64 // its inode number; 0: not known
+}
+
+// Known returns what a later OpenLater of the same directory wants to know.
+func (s *Store) Known() (Known, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(s.root.Fd()), &st); err != nil {
+		return Known{}, wrap(opOpen, s.name, err)
+	}
+	return Known{Ino: st.Ino}, nil
+}
+
 // OpenLater is Open for who knows that dir is a directory of this kind, and serves it again after a
 // restart: nothing is asked of it now, so that it may be away for a moment. Until it is there
-// requests fail with kind Unavailable. What Caps says of checksums counts once a request has
+// requests fail with kind Unavailable, also where another directory is in its place, such as the
+// empty one that a file system was mounted on. What Caps says of checksums counts once a request has
 // succeeded.
-func OpenLater(dir string) (objstore.Store, error) {
+func OpenLater(dir string, known Known) (objstore.Store, error) {
 	abs, err := absolute(dir)
 	if err != nil {
 		return nil, wrap(opOpen, dir, err)
 	}
-	l := &later{dir: abs, store: &Store{name: "file://" + abs, window: windowNames}}
+	l := &later{dir: abs, known: known, store: &Store{name: "file://" + abs, window: windowNames}}
 	l.Store = objstore.Around(l.store, func(ctx context.Context, op objstore.Op, call func(context.Context) error) error {
 		if err := canceled(ctx, op.Name, op.Key); err != nil {
 			return err
@@ -58,6 +76,14 @@ func (l *later) open() error {
 	}
 	if err != nil {
 		return err
+	}
+	now, err := s.Known()
+	if err == nil && l.known.Ino != 0 && now != l.known {
+		err = &objstore.Error{Op: opOpen, Key: l.dir, Kind: objstore.Unavailable,
+			Hint: "another directory is there than the one that was mounted; unmount and mount again to use it"}
+	}
+	if err != nil {
+		return errors.Join(err, s.Close())
 	}
 	l.store.root, l.store.dev, l.store.xattrs = s.root, s.dev, s.xattrs
 	l.opened = true

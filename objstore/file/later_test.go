@@ -15,7 +15,7 @@ import (
 func TestOpenLater(t *testing.T) {
 	ctx := context.Background()
 	dir := filepath.Join(t.TempDir(), "src")
-	s, err := OpenLater(dir)
+	s, err := OpenLater(dir, Known{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +62,7 @@ func TestOpenLater(t *testing.T) {
 		t.Error(err)
 	}
 
-	never, err := OpenLater(filepath.Join(dir, "none"))
+	never, err := OpenLater(filepath.Join(dir, "none"), Known{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,5 +71,47 @@ func TestOpenLater(t *testing.T) {
 	}
 	if _, err := never.List(ctx, objstore.ListOptions{}); objstore.KindOf(err) != objstore.Canceled {
 		t.Errorf("a listing after the end: %v", err)
+	}
+}
+
+// TestOpenLaterOther: another directory in the place of the one that was open is not taken for it.
+func TestOpenLaterOther(t *testing.T) {
+	ctx := context.Background()
+	dir := filepath.Join(t.TempDir(), "src")
+	mkdir := func() {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mkdir()
+	o, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer o.Close()
+	known, err := o.Known()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(dir, dir+".away"); err != nil {
+		t.Fatal(err)
+	}
+	mkdir()
+	s, err := OpenLater(dir, known)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if _, err := s.List(ctx, objstore.ListOptions{}); objstore.KindOf(err) != objstore.Unavailable {
+		t.Errorf("a listing of another directory: %v", err)
+	}
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(dir+".away", dir); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.List(ctx, objstore.ListOptions{}); err != nil {
+		t.Errorf("a listing when it is back: %v", err)
 	}
 }

@@ -132,7 +132,7 @@ func TestTakeoverOwnSource(t *testing.T) {
 	}
 	w.source = "file://" + src
 	m := w.mount("--immutable", "--origin-timeout=2s")
-	m.expect = []string{"retr", "not now", "EIO", "tried again"}
+	m.expect = []string{"retr", "not now", "another directory", "EIO", "tried again"}
 	m.names(".")
 	m.same("cached", cached)
 	keeper := m.status().Keeper.PID
@@ -145,6 +145,14 @@ func TestTakeoverOwnSource(t *testing.T) {
 		_, err := os.ReadFile(m.path("other"))
 		wantErrno(t, "a read of what is away", err, syscall.EIO)
 	})
+	mkdir(t, src) // what a file system was mounted on, say
+	within(t, 60*time.Second, "a read from another directory", func() {
+		_, err := os.ReadFile(m.path("other"))
+		wantErrno(t, "a read from another directory", err, syscall.EIO)
+	})
+	if err := os.Remove(src); err != nil {
+		t.Fatal(err)
+	}
 	if err := os.Rename(src+".away", src); err != nil {
 		t.Fatal(err)
 	}
