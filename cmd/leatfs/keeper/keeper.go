@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -24,8 +25,9 @@ const (
 type keeper struct {
 	cfg      Config
 	times    Times
-	log      *slog.Logger
-	env      []string // of the workers
+	out      *logout
+	log      *slog.Logger // to out
+	env      []string     // of the workers
 	null     *os.File
 	oomScore string // of the workers; empty to leave it
 	oom      *oomCounter
@@ -99,12 +101,13 @@ func newKeeper(cfg Config) (*keeper, error) {
 	k := &keeper{
 		cfg:    cfg,
 		times:  cfg.Times.or(DefaultTimes()),
-		log:    newLogger(cfg, false),
+		out:    newLogout(cfg.Stderr),
 		env:    cfg.Env,
 		events: make(chan func()),
 		quit:   make(chan struct{}),
 		news:   News{KeeperPID: os.Getpid(), Since: time.Now()},
 	}
+	k.log = newLogger(k.out, cfg.Level, false)
 	k.backoff.times = &k.times
 	if k.env == nil {
 		k.env = os.Environ()
@@ -112,11 +115,13 @@ func newKeeper(cfg Config) (*keeper, error) {
 	k.env = WorkerEnv(k.env)
 	var err error
 	if k.self, err = openBinary(cfg.Self); err != nil {
+		k.out.close()
 		return nil, err
 	}
 	k.bin = k.self
 	if k.null, err = os.OpenFile(os.DevNull, os.O_RDWR, 0); err != nil {
 		k.self.close()
+		k.out.close()
 		return nil, err
 	}
 	if k.notify, err = newNotifier(); err != nil {
@@ -145,11 +150,11 @@ func newKeeper(cfg Config) (*keeper, error) {
 }
 
 // newLogger makes the keeper's logger.
-func newLogger(cfg Config, json bool) *slog.Logger {
-	opt := &slog.HandlerOptions{Level: cfg.Level}
-	var h slog.Handler = slog.NewTextHandler(cfg.Stderr, opt)
+func newLogger(w io.Writer, level slog.Level, json bool) *slog.Logger {
+	opt := &slog.HandlerOptions{Level: level}
+	var h slog.Handler = slog.NewTextHandler(w, opt)
 	if json {
-		h = slog.NewJSONHandler(cfg.Stderr, opt)
+		h = slog.NewJSONHandler(w, opt)
 	}
 	return slog.New(h).With("process", "keeper")
 }
@@ -170,6 +175,15 @@ func (k *keeper) close() {
 	k.oom.close()
 	k.notify.close()
 	_ = k.null.Close()
+	k.sayDropped()
+	k.out.close()
+}
+
+// sayDropped logs that lines of the log were lost.
+func (k *keeper) sayDropped() {
+	if n := k.out.dropped(); n > 0 {
+		k.log.Warn("the log did not take all of the keeper's lines", "lost", n)
+	}
 }
 
 // loop runs until the end. It alone touches the keeper.
@@ -396,6 +410,7 @@ func (k *keeper) report(err error, usage bool) {
 // the keeper, is suspended.
 func (k *keeper) tick() {
 	k.oom.tick()
+	k.sayDropped()
 	k.reapOrphans()
 	for _, w := range []*worker{k.cur, k.next} {
 		if w == nil || !w.watched() || w == k.next {

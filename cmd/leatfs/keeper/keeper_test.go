@@ -87,7 +87,9 @@ func begin(t *testing.T, dir string, cfg Config) *bench {
 		t.Fatal(err)
 	}
 	cfg.Signals = b.signals
-	cfg.Stderr = stderr
+	if cfg.Stderr == nil {
+		cfg.Stderr = stderr
+	}
 	cfg.Report = func(err error, usage bool) { note(dir, "report %v %v", err, usage) }
 	go func() {
 		defer close(b.done)

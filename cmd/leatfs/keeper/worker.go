@@ -8,8 +8,6 @@ import (
 	"os"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // start starts the worker that the state asks for.
@@ -134,12 +132,9 @@ func (k *keeper) mounted(w *worker, p *packet) {
 	}
 	first := !k.held.has()
 	if fd := p.take(nameLog); fd >= 0 {
-		if err := unix.Dup3(fd, int(k.cfg.Stderr.Fd()), 0); err != nil {
-			k.log.Warn("the keeper's log stays where it was", "error", err)
-		}
-		closeAll([]int{fd})
+		k.moveLog(fd)
 	}
-	k.log = newLogger(k.cfg, p.LogJSON)
+	k.log = newLogger(k.out, k.cfg.Level, p.LogJSON)
 	for _, name := range p.Names {
 		fd := p.take(name)
 		if fd < 0 {
@@ -169,6 +164,13 @@ func (k *keeper) mounted(w *worker, p *packet) {
 	}
 	if first && k.held.has() {
 		k.log.Debug("the mount is kept", "mountpoint", p.Mountpoint, "worker", w.pid())
+	}
+}
+
+// moveLog has the keeper, and workers from now on, log to a file, whose descriptor it takes over.
+func (k *keeper) moveLog(fd int) {
+	if !k.out.move(fd) {
+		k.log.Warn("the keeper's log stays where it was: that does not take what waits for it")
 	}
 }
 
