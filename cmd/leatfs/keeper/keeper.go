@@ -390,8 +390,7 @@ func (k *keeper) takeAway() error {
 
 // forget drops the descriptors, in systemd's store too.
 func (k *keeper) forget() {
-	k.relay.close()
-	k.relay = nil
+	k.endRelay()
 	for _, name := range k.held.names {
 		k.check(k.notify.remove(name))
 	}
@@ -411,6 +410,7 @@ func (k *keeper) report(err error, usage bool) {
 func (k *keeper) tick() {
 	k.oom.tick()
 	k.sayDropped()
+	k.sayCaughtUp()
 	k.reapOrphans()
 	for _, w := range []*worker{k.cur, k.next} {
 		if w == nil || !w.watched() || w == k.next {

@@ -1,7 +1,11 @@
 package keeper
 
 import (
+	endian "encoding/binary"
 	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -16,13 +20,15 @@ type relay struct {
 	fd    int
 	queue chan []byte   // closed by the loop, the only sender
 	done  chan struct{} // closed by run at its end
-	full  bool          // the loop's: it was logged
+	lost  lost          // the loop's: what was dropped since the queue was empty
 }
 
 const (
-	// relayMax is how many messages, of some hundred bytes at most, wait. The kernel learns of
-	// what is dropped beyond them when its own timeout is over.
-	relayMax = 4096
+	// relayMax is how many messages, of some hundred bytes at most, wait. Beyond relayNames those
+	// on names are dropped: the kernel asks for a name again when its own timeout is over, but not
+	// for the bytes of a file that is open.
+	relayMax   = 8192
+	relayNames = relayMax / 2
 	// relayEnd is how long the end waits for the last: with the mount gone nothing waits.
 	relayEnd = time.Second
 )
@@ -52,27 +58,66 @@ func (r *relay) run() {
 	}
 }
 
+// lost counts messages that were dropped.
+type lost struct{ names, contents int }
+
 // put queues a message; false when there are too many.
 func (r *relay) put(b []byte) bool {
-	select {
-	case r.queue <- b:
-		return true
-	default:
-		return false
+	name := onName(b)
+	if !name || len(r.queue) < relayNames {
+		select {
+		case r.queue <- b:
+			return true
+		default:
+		}
 	}
+	if name {
+		r.lost.names++
+	} else {
+		r.lost.contents++
+	}
+	return false
 }
 
-// close ends the relay. One that waits for the kernel is left behind.
-func (r *relay) close() {
+// caughtUp returns what was dropped, once nothing waits any more.
+func (r *relay) caughtUp() lost {
+	if r == nil || len(r.queue) > 0 {
+		return lost{}
+	}
+	n := r.lost
+	r.lost = lost{}
+	return n
+}
+
+// onName says that a message is one on a name. It is the only thing that the keeper knows of the
+// kernel's protocol (struct fuse_out_header): dropping any other would be worse.
+func onName(b []byte) bool {
+	const invalEntry, deleted = 3, 6
+	if len(b) < 16 {
+		return false
+	}
+	code := endian.NativeEndian.Uint32(b[4:])
+	return code == invalEntry || code == deleted
+}
+
+// close ends the relay; false when one that waits for the kernel had to be left behind.
+func (r *relay) close() bool {
 	if r == nil {
-		return
+		return true
 	}
 	close(r.queue)
+	return r.ended()
+}
+
+// ended waits for the end of a relay that was closed; false when it does not come.
+func (r *relay) ended() bool {
 	t := time.NewTimer(relayEnd)
 	defer t.Stop()
 	select {
 	case <-r.done:
+		return true
 	case <-t.C:
+		return false
 	}
 }
 
@@ -89,8 +134,62 @@ func (k *keeper) relayed(w *worker, b []byte) {
 			return
 		}
 	}
-	if !k.relay.put(b) && !k.relay.full {
-		k.relay.full = true
+	before := k.relay.lost
+	if !k.relay.put(b) && before == (lost{}) {
 		k.log.Warn("the kernel is told too slowly what has changed; it learns of the rest when its own timeouts are over", "worker", w.pid())
 	}
+}
+
+// sayCaughtUp logs what the kernel was not told.
+func (k *keeper) sayCaughtUp() {
+	if n := k.relay.caughtUp(); n != (lost{}) {
+		k.log.Warn("the kernel was told too slowly what has changed; that is over", "names dropped", n.names, "contents dropped", n.contents)
+	}
+}
+
+// endRelay ends the relay when nobody serves the mount, and it is out of sight. A relay that waits
+// for the kernel then waits for a request that nobody answers, and with its descriptor keeps the
+// connection, and this process, from ending: the connection is aborted.
+func (k *keeper) endRelay() {
+	r := k.relay
+	k.relay = nil
+	if r.close() {
+		return
+	}
+	path, err := k.held.mount.abortPath()
+	if err == nil {
+		err = os.WriteFile(path, []byte("1"), 0)
+	}
+	if err != nil {
+		k.log.Error("the kernel waits for requests that nobody answers", "error", err,
+			"hint", "write 1 to the abort file of the connection, in "+connections)
+		return
+	}
+	k.log.Warn("the connection was aborted: the kernel waited for requests that nobody answers", "file", path)
+	if !r.ended() {
+		k.log.Error("the kernel still waits after the connection was aborted", "file", path)
+	}
+}
+
+// connections is where the kernel has those of FUSE.
+const connections = "/sys/fs/fuse/connections"
+
+// abortPath is the file that aborts the connection of a mount that is out of sight. It is not given
+// for one that is to be seen somewhere: its number may be another's by now.
+func (id mountID) abortPath() (string, error) {
+	_, dev, ok := strings.Cut(string(id), " ")
+	_, minor, ok2 := strings.Cut(dev, ":")
+	if !ok || !ok2 {
+		return "", fmt.Errorf("the number of the connection is not known")
+	}
+	b, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(b)) {
+		if f := strings.Fields(line); len(f) > 4 && f[2] == dev {
+			return "", fmt.Errorf("connection %s is of %s", minor, unescape(f[4]))
+		}
+	}
+	return filepath.Join(connections, minor, "abort"), nil
 }

@@ -194,6 +194,11 @@ func (p *player) do(word string) int {
 			<-c
 			note(p.dir, "BAD: SIGTERM for worker %d", p.n)
 		}()
+	case "stick":
+		if err := p.stick(); err != nil {
+			note(p.dir, "BAD stick: %v", err)
+		}
+		note(p.dir, "stuck %d", p.n)
 	case "tries":
 		for strconv.Itoa(p.link.News().UpgradeTries) != arg {
 			time.Sleep(5 * time.Millisecond)
