@@ -3,9 +3,6 @@ package keeper
 import (
 	endian "encoding/binary"
 	"fmt"
-	"os"
-	"path/filepath"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -145,51 +142,4 @@ func (k *keeper) sayCaughtUp() {
 	if n := k.relay.caughtUp(); n != (lost{}) {
 		k.log.Warn("the kernel was told too slowly what has changed; that is over", "names dropped", n.names, "contents dropped", n.contents)
 	}
-}
-
-// endRelay ends the relay when nobody serves the mount, and it is out of sight. A relay that waits
-// for the kernel then waits for a request that nobody answers, and with its descriptor keeps the
-// connection, and this process, from ending: the connection is aborted.
-func (k *keeper) endRelay() {
-	r := k.relay
-	k.relay = nil
-	if r.close() {
-		return
-	}
-	path, err := k.held.mount.abortPath()
-	if err == nil {
-		err = os.WriteFile(path, []byte("1"), 0)
-	}
-	if err != nil {
-		k.log.Error("the kernel waits for requests that nobody answers", "error", err,
-			"hint", "write 1 to the abort file of the connection, in "+connections)
-		return
-	}
-	k.log.Warn("the connection was aborted: the kernel waited for requests that nobody answers", "file", path)
-	if !r.ended() {
-		k.log.Error("the kernel still waits after the connection was aborted", "file", path)
-	}
-}
-
-// connections is where the kernel has those of FUSE.
-const connections = "/sys/fs/fuse/connections"
-
-// abortPath is the file that aborts the connection of a mount that is out of sight. It is not given
-// for one that is to be seen somewhere: its number may be another's by now.
-func (id mountID) abortPath() (string, error) {
-	_, dev, ok := strings.Cut(string(id), " ")
-	_, minor, ok2 := strings.Cut(dev, ":")
-	if !ok || !ok2 {
-		return "", fmt.Errorf("the number of the connection is not known")
-	}
-	b, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return "", err
-	}
-	for line := range strings.Lines(string(b)) {
-		if f := strings.Fields(line); len(f) > 4 && f[2] == dev {
-			return "", fmt.Errorf("connection %s is of %s", minor, unescape(f[4]))
-		}
-	}
-	return filepath.Join(connections, minor, "abort"), nil
 }
