@@ -274,6 +274,7 @@ func (d *daemon) openLog(context.Context) (err error) {
 		return err
 	}
 	if d.logFile, err = openLog(c.logPath()); err == nil {
+		d.logFile.moved = d.link.Log
 		d.log, err = newLogger(d.logFile, c.logLevel, c.logJSON)
 		return err
 	}

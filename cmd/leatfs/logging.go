@@ -28,7 +28,8 @@ func newLogger(w io.Writer, level string, json bool) (*slog.Logger, error) {
 // is renamed to NAME.1, over the one before, and begun anew. The process's standard error
 // goes there too, so that a panic is found in it. Safe for parallel use.
 type logFile struct {
-	path string
+	path  string
+	moved func(*os.File) error // tells who else writes to the log that it is another file; set before the first record
 
 	mu   sync.Mutex
 	file *os.File // by mu
@@ -65,17 +66,27 @@ func (l *logFile) open() error {
 
 // Write implements io.Writer.
 func (l *logFile) Write(p []byte) (int, error) {
+	n, turned, err := l.write(p)
+	if turned != nil && l.moved != nil {
+		_ = l.moved(turned) // without it, its lines go to the old file
+	}
+	return n, err
+}
+
+// write returns the file also when it has become another.
+func (l *logFile) write(p []byte) (n int, turned *os.File, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.size > maxLog {
 		old := l.file
 		if err := os.Rename(l.path, l.path+".1"); err == nil && l.open() == nil {
 			_ = old.Close()
+			turned = l.file
 		}
 	}
-	n, err := l.file.Write(p)
+	n, err = l.file.Write(p)
 	l.size += int64(n)
-	return n, err
+	return n, turned, err
 }
 
 // Close closes the file; later records are lost.

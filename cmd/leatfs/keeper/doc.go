@@ -17,7 +17,7 @@
 //	standby   prepared | failed; after go as takeover                  go, then drain, stop
 //	refuse    ready                                                    drain, stop
 //
-// and at any time beat, status, ask (to be stopped), drained or ended before it exits, and news from
+// and at any time beat, status, ask (to be stopped), log, drained or ended before it exits, and news from
 // the keeper. A
 // keeper lives on while its workers are upgraded, so each side leaves what it does not know alone.
 // What a worker sent before it died counts: a death is judged when its socket is empty.

@@ -48,6 +48,7 @@ type bench struct {
 	code    int           // by done
 	err     error         // by done
 	pid     int           // of a keeper in its own process
+	stderr  *os.File      // of a keeper in this process
 }
 
 // scripted makes a directory with the workers' script, a line each.
@@ -87,6 +88,7 @@ func begin(t *testing.T, dir string, cfg Config) *bench {
 		t.Fatal(err)
 	}
 	cfg.Signals = b.signals
+	b.stderr = stderr
 	if cfg.Stderr == nil {
 		cfg.Stderr = stderr
 	}
@@ -437,6 +439,29 @@ func TestLogMoves(t *testing.T) {
 	b.signal(0, unix.SIGKILL)
 	b.see("ready 1")
 	b.seeIn("worker.log", `"mode":"takeover"`)
+}
+
+// A log that was turned over takes the keeper's lines too.
+func TestLogTurns(t *testing.T) {
+	t.Parallel()
+	dir, cfg := scripted(t, "beat mounted:log ready until:x log:new.log serve", later)
+	b := begin(t, dir, cfg)
+	b.see("ready 0")
+	b.seeIn("worker.log", `"mode":"mount"`)
+	b.mark("x")
+	pid, _ := b.worker(0)
+	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		if target, _ := os.Readlink("/proc/self/fd/" + strconv.Itoa(int(b.stderr.Fd()))); target == filepath.Join(dir, "new.log") {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the log stays where it was\n%s", b.all())
+		}
+	}
+	b.signal(0, unix.SIGKILL)
+	b.see("ready 1")
+	b.seeIn("new.log", fmt.Sprintf(`"worker":%d`, pid))
+	b.seeIn("new.log", `"mode":"takeover"`)
 }
 
 // The signal to stop comes in each state.

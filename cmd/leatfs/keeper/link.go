@@ -249,6 +249,12 @@ func (l *Link) Mounted(m Mount) error {
 	return l.sendFiles(msg, files)
 }
 
+// Log makes f, which stays the caller's, the keeper's standard error and that of later workers, as
+// Mount.Log does: for a log that was turned over.
+func (l *Link) Log(f *os.File) error {
+	return l.sendFiles(message{Kind: kindLog, Names: []string{nameLog}}, []*os.File{f})
+}
+
 // Ready says that the mount answers. args is the resolved command line after the program's name,
 // "mount" and so on: a worker that must replace this one after a crash is started with it, and
 // does not read the configuration again.

@@ -47,6 +47,7 @@ const (
 	kindBeat     kind = "beat"
 	kindTell     kind = "tell"
 	kindAsk      kind = "ask"
+	kindLog      kind = "log"
 )
 
 // message is one packet on the socket between keeper and worker. Which fields count depends

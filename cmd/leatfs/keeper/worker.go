@@ -95,6 +95,12 @@ func (k *keeper) heard(w *worker, p *packet) {
 			k.log.Info("the worker was told to stop", "worker", w.pid())
 			k.stop()
 		}
+	case kindLog:
+		if fd := p.take(nameLog); fd >= 0 && w == k.cur {
+			k.moveLog(fd)
+		} else {
+			closeAll([]int{fd})
+		}
 	case kindMounted:
 		k.mounted(w, p)
 	case kindReady:

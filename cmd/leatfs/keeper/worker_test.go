@@ -199,6 +199,14 @@ func (p *player) do(word string) int {
 			note(p.dir, "BAD stick: %v", err)
 		}
 		note(p.dir, "stuck %d", p.n)
+	case "log":
+		f, err := os.OpenFile(filepath.Join(p.dir, arg), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+		if err == nil {
+			err = errors.Join(p.link.Log(f), f.Close())
+		}
+		if err != nil {
+			note(p.dir, "BAD log: %v", err)
+		}
 	case "tries":
 		for strconv.Itoa(p.link.News().UpgradeTries) != arg {
 			time.Sleep(5 * time.Millisecond)
