@@ -224,7 +224,7 @@ func TestTakeoverRefuses(t *testing.T) {
 	}
 	write(t, format, strings.Replace(string(good), `"format":1`, `"format":99`, 1))
 	m.signal(m.worker(keeper), syscall.SIGKILL)
-	within(t, 60*time.Second, "the first answer", func() {
+	within(t, 150*time.Second, "the first answer", func() {
 		_, err := os.Stat(m.path("d/other"))
 		wantErrno(t, "a name when nobody can serve", err, syscall.EIO)
 	})
