@@ -249,6 +249,9 @@ func (r *receiver) next() (packet, error) {
 		return packet{}, err
 	}
 	n, oobn, flags, _, err := r.conn.ReadMsgUnix(r.buf, r.oob)
+	if errors.Is(err, unix.ECONNRESET) { // since the peek
+		n, oobn, flags, _, err = r.conn.ReadMsgUnix(r.buf, r.oob)
+	}
 	if err != nil {
 		return packet{}, err
 	}
