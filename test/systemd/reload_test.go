@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 // replace puts another program in the place of the installed one, as a package manager does.
@@ -108,7 +109,14 @@ exit 1
 			if out, err := m.run("systemctl", "reload", unit); err == nil {
 				t.Errorf("the reload succeeded: %s", out)
 			}
-			lines := strings.Split(m.journal(unit), "\n")[since:]
+			// What a process said that could not be started comes to the journal a little later.
+			var lines []string
+			for range 50 {
+				if lines = strings.Split(m.journal(unit), "\n")[since:]; strings.Contains(strings.Join(lines, "\n"), x.says) {
+					break
+				}
+				time.Sleep(100 * time.Millisecond)
+			}
 			t.Logf("the journal:\n%s", strings.Join(lines, "\n"))
 			if !strings.Contains(strings.Join(lines, "\n"), x.says) {
 				t.Errorf("the journal does not say %q", x.says)

@@ -155,9 +155,10 @@ func (k *keeper) mounted(w *worker, p *packet) {
 			k.check(k.notify.store(name, fd))
 		}
 	}
-	if k.held.socket = p.Socket; first && p.Socket != "" {
+	if k.held.socket = p.Socket; (first || k.adopted && k.held.socketFile == nil) && p.Socket != "" {
 		// Only what the worker has just made is the mount's own: later, another mount may be at the
-		// same place, and its socket at the same path.
+		// same place, and its socket at the same path. Of a mount that comes from systemd's store the
+		// first look is as good: the service has no other.
 		k.held.socketFile, _ = os.Lstat(p.Socket) // nil when it is not there
 	}
 	if p.Mountpoint != k.held.mountpoint || first {
