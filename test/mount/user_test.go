@@ -50,7 +50,7 @@ func TestKilledDaemon(t *testing.T) {
 	m.same("d/large", data)
 	// Without the umount, the next mount removes what is left of the dead one.
 	m.killOnly()
-	m.expect = []string{"processes were all gone"}
+	m.expect = append(m.expect, "processes were all gone")
 	m.start()
 	if n := mountsAt(t, m.dir); n != 1 {
 		t.Errorf("%d mounts are there", n)
