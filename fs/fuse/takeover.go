@@ -114,7 +114,7 @@ func (c *conn) replayAll(out []byte) {
 		all = append(all, u)
 	}
 	slices.SortFunc(all, func(a, b session.Unfinished) int { return cmp.Compare(a.Unique, b.Unique) })
-	if in := c.inbox(); in != nil {
+	if in := lastRead(c.session); in != nil {
 		h := (*fuse.InHeader)(unsafe.Pointer(&in[0]))
 		if _, known := c.prior[h.Unique&^resentBit]; !known {
 			all = append(all, session.Unfinished{Unique: h.Unique, Content: in})
@@ -136,9 +136,7 @@ func (c *conn) replayAll(out []byte) {
 	c.taken(c.session.Inbox())
 }
 
-// inbox returns the request that was read last, if the process before was killed in taking it.
-func (c *conn) inbox() []byte { return lastRead(c.session) }
-
+// lastRead returns the request that was read last, if the process before was killed in taking it.
 func lastRead(s *session.Session) []byte {
 	in := s.Inbox()
 	n := (*fuse.InHeader)(unsafe.Pointer(&in[0])).Length

@@ -255,10 +255,3 @@ func raise(p *uint64, n uint64) {
 		}
 	}
 }
-
-// Resident is how many bytes of memory the records take at most: what lies below the highest
-// ever in use.
-func (s *Session) Resident() int64 {
-	return headerSize + int64(atomic.LoadUint32(&s.head.requestsHigh))*requestSize +
-		int64(atomic.LoadUint32(&s.head.handlesHigh))*handleSize + int64(atomic.LoadUint32(&s.head.backingsHigh))*backingSize
-}
