@@ -14,13 +14,16 @@ type Attr struct {
 	Mode     uint32 // permission bits
 	UID, GID uint32
 	Nlink    uint32
+	Rdev     uint32 // of a device
 	Size     int64
-	MTime    int64 // nanoseconds since 1970; ctime and atime are the same
+	Blocks   int64 // of 512 bytes; negative: as many as the size needs
+	// Nanoseconds since 1970; where CTime or ATime is 0, it is MTime.
+	MTime, CTime, ATime int64
 }
 
 // attr are the attributes of an inode.
 func (f *FS) attr(in *meta.Inode) Attr {
-	a := Attr{Ino: uint64(in.Ino), Kind: in.Kind, UID: f.opt.UID, GID: f.opt.GID, Nlink: 1}
+	a := Attr{Ino: uint64(in.Ino), Kind: in.Kind, UID: f.opt.UID, GID: f.opt.GID, Nlink: 1, Blocks: -1}
 	if in.Ino == f.root.Ino {
 		a.Ino = uint64(RootNode)
 	}

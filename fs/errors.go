@@ -10,15 +10,24 @@ import (
 // them, and those of objstore, to errno in one table.
 var (
 	// ErrWouldWait: the context forbids to wait, and it would be necessary.
-	ErrWouldWait   = errors.New("would have to wait")
-	ErrNotExist    = errors.New("no such file or directory")
-	ErrStale       = errors.New("stale node: look the name up again")
-	ErrReadOnly    = errors.New("the mount is read-only")
-	ErrIsDir       = errors.New("is a directory")
-	ErrNotDir      = errors.New("not a directory")
-	ErrNameTooLong = errors.New("name too long: at most 255 bytes")
-	ErrInvalid     = errors.New("invalid argument")
-	ErrBadHandle   = errors.New("no such open file")
+	ErrWouldWait    = errors.New("would have to wait")
+	ErrNotExist     = errors.New("no such file or directory")
+	ErrStale        = errors.New("stale node: look the name up again")
+	ErrReadOnly     = errors.New("the mount is read-only")
+	ErrIsDir        = errors.New("is a directory")
+	ErrNotDir       = errors.New("not a directory")
+	ErrNameTooLong  = errors.New("name too long: at most 255 bytes")
+	ErrInvalid      = errors.New("invalid argument")
+	ErrBadHandle    = errors.New("no such open file")
+	ErrExist        = errors.New("file exists")
+	ErrNotEmpty     = errors.New("directory not empty")
+	ErrNotAllowed   = errors.New("operation not permitted")
+	ErrNoAttr       = errors.New("no such extended attribute")
+	ErrUnsupported  = errors.New("operation not supported")
+	ErrCrossDevice  = errors.New("cannot be renamed in one step; copy and delete instead")
+	ErrTooManyLinks = errors.New("too many links")
+	ErrTooBig       = errors.New("file too large")
+	ErrNoData       = errors.New("no data or hole beyond this offset")
 )
 
 // noWait tells whether a call under ctx must not wait for the origin, a disk or another call.

@@ -17,6 +17,10 @@ type Opened struct {
 	// asks Read, and may keep what it has cached of the node: a node id is one version.
 	Passthrough bool
 	Backing     int32
+	// Write: the handle can write, so closing it is a FLUSH that the daemon wants to see.
+	Write bool
+	// Direct: the kernel must keep no pages of it (O_DIRECT of a file that the daemon serves).
+	Direct bool
 }
 
 // Open opens a node for reading. flags are those of open(2).
