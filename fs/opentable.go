@@ -143,7 +143,7 @@ func (t *openTable) addHandle(o *openNode, unique uint64) (fh uint64, err error)
 	if o.pass {
 		backing = o.backing
 	}
-	if fh, err = t.session.NewHandle(uint64(o.node), unique, backing); err != nil {
+	if fh, err = t.session.NewHandle(uint64(o.node), unique, backing, 0); err != nil {
 		return 0, err
 	}
 	if o.idle != nil {

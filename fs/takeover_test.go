@@ -261,7 +261,7 @@ func TestTooManyHandles(t *testing.T) {
 	r := begin(t, true)
 	r.store.Set("f", bytes.Repeat([]byte("x"), 3000))
 	for {
-		if _, err := r.memory.NewHandle(uint64(Node(meta.MaxIno, 1)), 0, 0); err != nil {
+		if _, err := r.memory.NewHandle(uint64(Node(meta.MaxIno, 1)), 0, 0, 0); err != nil {
 			break
 		}
 	}

@@ -8,6 +8,9 @@ import (
 // handleSize is the size of a record in bytes.
 const handleSize = 32
 
+// HandleWrite is a flag of a handle: it can write.
+const HandleWrite uint32 = 1
+
 // handleRecord is an open handle. A file handle is its number plus one, and above that how
 // often the record has been used: no two handles of a mount are the same.
 type handleRecord struct {
@@ -18,7 +21,7 @@ type handleRecord struct {
 	// records of files do not tell: two of one node can stand there for a moment.
 	backing int32
 	epoch   uint32 // of the process that made it
-	_       [4]byte
+	flags   uint32 // as NewHandle was given; 0 in what older versions wrote
 }
 
 type handles struct {
@@ -33,14 +36,15 @@ func (h *handles) open(s *Session) {
 
 // NewHandle records a handle on a node, made by the request unique (0: none), before that is
 // answered. backing is the id of the file that the kernel reads by itself, 0 when the handle is
-// served otherwise. The number is unique for the life of the mount. ErrFull beyond 2 million.
-func (s *Session) NewHandle(node, unique uint64, backing int32) (fh uint64, err error) {
+// served otherwise. flags are HandleWrite or none. The number is unique for the life of the mount.
+// ErrFull beyond 2 million.
+func (s *Session) NewHandle(node, unique uint64, backing int32, flags uint32) (fh uint64, err error) {
 	i, err := s.handles.take()
 	if err != nil {
 		return 0, err
 	}
 	r := &s.handles.all[i]
-	r.unique, r.backing, r.epoch = unique, backing, s.epoch
+	r.unique, r.backing, r.epoch, r.flags = unique, backing, s.epoch, flags
 	r.uses++
 	atomic.StoreUint64(&r.node, node)
 	return uint64(r.uses)<<32 | uint64(i+1), nil
@@ -73,13 +77,14 @@ func (s *Session) Made(fh uint64) bool {
 type Handle struct {
 	FH, Node, Unique uint64
 	Backing          int32
+	Flags            uint32
 }
 
 // Handles calls fn for every open handle. Nobody may make or free handles meanwhile.
 func (s *Session) Handles(fn func(h Handle)) {
 	for i := range atomic.LoadUint32(&s.head.handlesHigh) {
 		if r := &s.handles.all[i]; r.node != 0 {
-			fn(Handle{FH: uint64(r.uses)<<32 | uint64(i+1), Node: r.node, Unique: r.unique, Backing: r.backing})
+			fn(Handle{FH: uint64(r.uses)<<32 | uint64(i+1), Node: r.node, Unique: r.unique, Backing: r.backing, Flags: r.flags})
 		}
 	}
 }

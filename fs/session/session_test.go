@@ -143,7 +143,7 @@ func TestHandles(t *testing.T) {
 			"open": func(rt *rapid.T) {
 				unique += 2
 				node := rapid.Uint64Range(1, 5).Draw(rt, "node")
-				fh, err := s.NewHandle(node, unique, int32(node))
+				fh, err := s.NewHandle(node, unique, int32(node), uint32(unique>>1&1))
 				if err != nil {
 					rt.Fatal(err)
 				}
@@ -187,7 +187,8 @@ func TestHandles(t *testing.T) {
 				n := 0
 				s.Handles(func(h Handle) {
 					n++
-					if model[h.FH] != [2]uint64{h.Node, h.Unique} || h.Backing != int32(h.Node) || s.Made(h.FH) != (made[h.FH] == s.Epoch()) {
+					if model[h.FH] != [2]uint64{h.Node, h.Unique} || h.Backing != int32(h.Node) ||
+						h.Flags != uint32(h.Unique>>1&1) || s.Made(h.FH) != (made[h.FH] == s.Epoch()) {
 						rt.Fatalf("found %+v, want %v", h, model[h.FH])
 					}
 				})
@@ -331,7 +332,7 @@ func child() {
 		*begun = op
 		// Operation n opens, or closes what operation n-8 has opened.
 		if op%2 == 1 {
-			if handles[op], err = s.NewHandle(op+1000, op, 0); err != nil {
+			if handles[op], err = s.NewHandle(op+1000, op, 0, 0); err != nil {
 				panic(err)
 			}
 		} else if op > 8 {
