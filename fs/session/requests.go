@@ -17,7 +17,8 @@ type requestRecord struct {
 	running uint32 // it is being carried out; not while it waits for its turn
 	length  uint32 // bytes of its content that are kept, 0 when they are not
 	since   int64  // when it was begun to be carried out, by the clock of the process that does
-	_       [24]byte
+	large   uint32 // 1 + the number of the place where its content is, 0 when that is the record's own
+	_       [20]byte
 }
 
 type requests struct {
@@ -38,9 +39,12 @@ type Request struct {
 	rec *requestRecord
 }
 
-// Begin records a request before it is carried out. With its bytes in content, up to 4096,
+// MaxContent is the longest content of a request that is kept, in bytes: a WRITE of 1 MiB.
+const MaxContent = largeSize
+
+// Begin records a request before it is carried out. With its bytes in content, up to MaxContent,
 // it can be carried out by the next process without being sent again. ErrFull beyond 4096
-// requests under way.
+// requests under way, or 16 of more than 4096 bytes.
 func (s *Session) Begin(unique, node uint64, opcode uint32, content []byte) (Request, error) {
 	i, err := s.requests.take()
 	if err != nil {
@@ -49,12 +53,29 @@ func (s *Session) Begin(unique, node uint64, opcode uint32, content []byte) (Req
 	r := &s.requests.all[i]
 	r.node, r.opcode, r.deaths, r.running = node, opcode, 0, 1
 	atomic.StoreInt64(&r.since, s.now())
-	r.length = 0
-	if len(content) <= contentSize {
+	r.length, r.large = 0, 0
+	switch {
+	case len(content) <= contentSize:
 		r.length = uint32(copy(s.requests.content[i][:], content))
+	case len(content) <= largeSize:
+		place, ok := s.large.take()
+		if !ok {
+			s.requests.give(i)
+			return Request{}, ErrFull
+		}
+		r.length, r.large = uint32(copy(s.large.all[place][:], content)), place+1
 	}
 	atomic.StoreUint64(&r.unique, unique)
 	return Request{s, r}, nil
+}
+
+// Large returns the content of a request of more than 4096 bytes where it is kept, nil of others.
+// It is valid until End.
+func (r Request) Large() []byte {
+	if r.rec == nil || r.rec.large == 0 || r.rec.large > maxLarge {
+		return nil
+	}
+	return r.s.large.all[r.rec.large-1][:min(r.rec.length, largeSize)]
 }
 
 // End forgets a request that was answered.
@@ -62,8 +83,12 @@ func (s *Session) End(r Request) {
 	if r.rec == nil {
 		return
 	}
+	place := r.rec.large
 	atomic.StoreUint64(&r.rec.unique, 0)
 	s.requests.give(s.requests.number(r.rec))
+	if place > 0 && place <= maxLarge {
+		s.large.give(place - 1)
+	}
 }
 
 func (r *requests) number(rec *requestRecord) uint32 {
@@ -108,7 +133,9 @@ func (s *Session) Unfinished(blame bool) (out []Unfinished) {
 		}
 		r.running = 0
 		u := Unfinished{Request: Request{s, r}, Unique: r.unique, Node: r.node, Opcode: r.opcode}
-		if n := r.length; n > 0 && n <= contentSize {
+		if u.Large() != nil {
+			u.Content = append([]byte(nil), u.Large()...)
+		} else if n := r.length; n > 0 && n <= contentSize {
 			u.Content = append([]byte(nil), s.requests.content[i][:n]...)
 		}
 		out = append(out, u)

@@ -41,7 +41,7 @@ type Info struct {
 // The layout. A change of it is a new format.
 const (
 	magic  = 0x6c656174_73657331 // "leatses1"
-	format = 2
+	format = 3
 
 	headerSize  = 64 << 10
 	infoAt      = 4096
@@ -51,13 +51,16 @@ const (
 	maxBackings = 1 << 20
 	inboxSize   = 2 << 20
 	contentSize = 4096
+	maxLarge    = 16
+	largeSize   = 1<<20 + 4096
 
 	requestsAt = headerSize
 	handlesAt  = requestsAt + maxRequests*requestSize
 	backingsAt = handlesAt + maxHandles*handleSize
 	inboxAt    = backingsAt + maxBackings*backingSize
 	contentAt  = inboxAt + inboxSize
-	totalSize  = contentAt + maxRequests*contentSize
+	largeAt    = contentAt + maxRequests*contentSize
+	totalSize  = largeAt + maxLarge*largeSize
 )
 
 // header is the first page.
@@ -86,6 +89,7 @@ type Session struct {
 	began time.Time // when this process opened it
 
 	requests requests
+	large    large
 	handles  handles
 	backings backings
 }
@@ -177,6 +181,7 @@ func open(f *os.File) (*Session, error) {
 	}
 	s := &Session{file: f, mem: mem, head: (*header)(unsafe.Pointer(&mem[0])), began: time.Now()}
 	s.requests.open(s)
+	s.large.open(s)
 	s.handles.open(s)
 	s.backings.open(s)
 	return s, nil

@@ -215,7 +215,7 @@ func TestRequests(t *testing.T) {
 		return r
 	}
 	s.End(Request{}) // none
-	a, b := begin(s, 2, []byte("hello")), begin(s, 4, bytes.Repeat([]byte("x"), contentSize+1))
+	a, b := begin(s, 2, []byte("hello")), begin(s, 4, bytes.Repeat([]byte("x"), largeSize+1))
 	begin(s, 6, nil)
 	s.End(b)
 	if age, node, _ := s.Oldest(); age <= 0 || node != 20 && node != 60 {
