@@ -34,6 +34,7 @@ check() {
   need "the C library's headers" libc6-dev sh -c 'echo "#include <stdlib.h>" | gcc -E -'
   need "fusermount3" fuse3 command -v fusermount3
   need "mkfs.ext4" e2fsprogs sh -c 'PATH=$PATH:/usr/sbin:/sbin command -v mkfs.ext4'
+  need "mkfs.xfs" xfsprogs sh -c 'PATH=$PATH:/usr/sbin:/sbin command -v mkfs.xfs'
   need "Python 3.11 to 3.13 with venv" python3-venv python_with_venv
   need "certificates" ca-certificates test -s /etc/ssl/certs/ca-certificates.crt -o -d /etc/pki/tls/certs
 }
