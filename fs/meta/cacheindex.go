@@ -112,15 +112,8 @@ func (db *DB) cacheGet(fn func(tx *badger.Txn) error) error {
 // Apply implements cache.Index. A Batch fits when it is below 1 MB encoded, for example some
 // 100 full Extents; a larger one is ErrTooBig and changes nothing.
 func (db *DB) Apply(b cache.Batch) error {
-	for i := range b.Extents {
-		if !validExtent(&b.Extents[i].Extent) {
-			return fmt.Errorf("%w: extent %d of %d has blocks beyond its end", ErrInvalid, b.Extents[i].N, b.Extents[i].ID)
-		}
-	}
-	for name, v := range b.Vars {
-		if name == "" || len(name) > MaxName || len(v) > maxVar {
-			return fmt.Errorf("%w: variable %q of %d bytes", ErrInvalid, name, len(v))
-		}
+	if err := checkBatch(&b); err != nil {
+		return err
 	}
 	if err := db.enter(); err != nil {
 		return err
@@ -133,54 +126,75 @@ func (db *DB) Apply(b cache.Batch) error {
 		db.applyMu.RLock()
 		defer db.applyMu.RUnlock()
 	}
+	if err := db.update(func(tx *badger.Txn) error { return putBatch(tx, &b) }); err != nil {
+		return err
+	}
+	db.dropExtents(b.Delete)
+	return nil
+}
+
+func checkBatch(b *cache.Batch) error {
+	for i := range b.Extents {
+		if !validExtent(&b.Extents[i].Extent) {
+			return fmt.Errorf("%w: extent %d of %d has blocks beyond its end", ErrInvalid, b.Extents[i].N, b.Extents[i].ID)
+		}
+	}
+	for name, v := range b.Vars {
+		if name == "" || len(name) > MaxName || len(v) > maxVar {
+			return fmt.Errorf("%w: variable %q of %d bytes", ErrInvalid, name, len(v))
+		}
+	}
+	return nil
+}
+
+// putBatch writes all of a Batch but the deletion of extents. Caller holds applyMu.
+func putBatch(tx *badger.Txn, b *cache.Batch) error {
 	gone := make(map[cache.ID]bool, len(b.Delete))
 	for _, id := range b.Delete {
 		gone[id] = true
 	}
-	err := db.update(func(tx *badger.Txn) error {
-		for id := range gone {
-			if err := deleteRecord(tx, id); err != nil {
-				return err
-			}
-		}
-		for i := range b.Records {
-			if r := &b.Records[i]; !gone[r.ID] {
-				if err := putRecord(tx, r); err != nil {
-					return err
-				}
-			}
-		}
-		for i := range b.Extents {
-			if e := &b.Extents[i]; !gone[e.ID] {
-				if err := tx.Set(extentKey(e.ID, e.N), encodeExtent(&e.Extent)); err != nil {
-					return err
-				}
-			}
-		}
-		for i := range b.Usages {
-			if u := &b.Usages[i]; !gone[u.ID] {
-				if err := tx.Set(idKey(keyUsage, u.ID), encodeUsage(u)); err != nil {
-					return err
-				}
-			}
-		}
-		for name, v := range b.Vars {
-			if err := tx.Set(nameKey(keyVar, name), append([]byte(nil), v...)); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return err
-	}
 	for id := range gone {
+		if err := deleteRecord(tx, id); err != nil {
+			return err
+		}
+	}
+	for i := range b.Records {
+		if r := &b.Records[i]; !gone[r.ID] {
+			if err := putRecord(tx, r); err != nil {
+				return err
+			}
+		}
+	}
+	for i := range b.Extents {
+		if e := &b.Extents[i]; !gone[e.ID] {
+			if err := tx.Set(extentKey(e.ID, e.N), encodeExtent(&e.Extent)); err != nil {
+				return err
+			}
+		}
+	}
+	for i := range b.Usages {
+		if u := &b.Usages[i]; !gone[u.ID] {
+			if err := tx.Set(idKey(keyUsage, u.ID), encodeUsage(u)); err != nil {
+				return err
+			}
+		}
+	}
+	for name, v := range b.Vars {
+		if err := tx.Set(nameKey(keyVar, name), append([]byte(nil), v...)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// dropExtents deletes the extents of deleted records. Caller holds applyMu.
+func (db *DB) dropExtents(gone []cache.ID) {
+	for _, id := range gone {
 		if err := db.deleteExtents(id); err != nil {
 			// The record is gone, which is what was asked; the rest is for the next Open.
 			db.log.Warn("index: extents of a deleted file remain", "id", id, "err", err)
 		}
 	}
-	return nil
 }
 
 func putRecord(tx *badger.Txn, r *cache.Record) error {

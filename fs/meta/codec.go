@@ -28,15 +28,20 @@ func (d *decoder) fail() {
 	d.b = nil
 }
 
-func (d *decoder) version() {
-	switch v := d.byte(); {
+func (d *decoder) version() { d.versionTo(codecVersion) }
+
+// versionTo reads a version from 1 to most.
+func (d *decoder) versionTo(most byte) byte {
+	v := d.byte()
+	switch {
 	case d.err != nil:
-	case v > codecVersion:
-		d.err = fmt.Errorf("%w: record version %d, this program knows %d", ErrNewer, v, codecVersion)
+	case v > most:
+		d.err = fmt.Errorf("%w: record version %d, this program knows %d", ErrNewer, v, most)
 		d.b = nil
-	case v != codecVersion:
+	case v == 0:
 		d.fail()
 	}
+	return v
 }
 
 func (d *decoder) byte() byte {

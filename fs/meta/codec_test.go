@@ -24,6 +24,7 @@ func TestGolden(t *testing.T) {
 	short := Inode{Ino: 17, Kind: KindFile, Object: Object{Size: 110_000, ETag: md5, MTime: 1_700_000_000e9}, Parent: 16, Name: "n"}
 	dir := Inode{Ino: MaxIno, Kind: KindDir, Flags: Shadows, Prefix: "a/b/", Parent: 16, Name: "b"}
 	odd := Inode{Ino: 18, Kind: KindSymlink, Object: Object{Size: -1, ETag: "W/\"x\"", MTime: -1}, Target: "../x"}
+	local := Inode{Ino: 19, Kind: KindFIFO, Flags: Owned, Links: 1, Rdev: 2, MTime: -2, CTime: 2, ATime: 3, Stage: 4}
 	rec := cache.Record{ID: 7, Dir: 1, Identity: cache.Identity{Origin: "s3://b", Key: "k", ETag: md5, VersionID: "v", Size: 5, Inode: 300},
 		State: cache.Proven, Pinned: true, Checksum: objstore.Checksum{Algorithm: objstore.CRC64NVME, Value: 1}, Sum: 1, Epoch: 3}
 	ext := cache.Extent{CRC: []uint64{1, 2, 3}}
@@ -36,12 +37,20 @@ func TestGolden(t *testing.T) {
 		got  []byte
 		want string
 	}{
-		{"full", appendBody(nil, &full), "0101ac02ff7d0605a403e8076402808080010123456789abcdef0123456789abcdef1101768280d0e2c6bfce972f016b09017402702f"},
-		{"short", appendBody(nil, &short), "010111d002e0b60d0123456789abcdef0123456789abcdef80c49fd50c"},
-		{"directory", appendBody(nil, &dir), "0102ffffffffff1f81400804612f622f"},
-		{"odd", appendBody(nil, &odd), "010312b0240105572f22782201042e2e2f78"},
+		{"full", appendBody(nil, &full), "0201ac02ff7d0605a403e8076402808080010123456789abcdef0123456789abcdef1101768280d0e2c6bfce972f016b09017402702f"},
+		{"short", appendBody(nil, &short), "020111d002e0b60d0123456789abcdef0123456789abcdef80c49fd50c"},
+		{"directory", appendBody(nil, &dir), "0202ffffffffff1f81400804612f622f"},
+		{"odd", appendBody(nil, &odd), "020312b0240105572f22782201042e2e2f78"},
+		{"local", appendBody(nil, &local), "02041380809c022001020304060809"},
+		{"reference", encodeRef(300), "0200ac02"},
+		{"dirty", encodeDirty(&Dirty{Ino: 1, Held: true, Seq: 2, Since: 3, Token: "t", Upload: Upload{Key: "k", ID: "u", PartSize: 4}, Tries: 5, Next: 6, Error: "e"}), "x"},
+		{"tomb", encodeTomb(&Tomb{Key: "k/", ETag: "x", VersionID: "v", Prefix: true, Needed: 1, Seq: 2, Done: 3, Token: "t", Tries: 4, Next: 5, Error: "e"}), "x"},
+		{"times", encodeTimes(1, -1), "010201"},
+		{"abort key", abortKey("k", "id"), "626b69640001"},
+		{"name key", nameOf(1, 2, "n"), "6e000000000100000000026e"},
+		{"attribute key", xattrKey(1, "n"), "7100000000016e"},
 		{"place", encodePlace(16, "n"), "0100106e"},
-		{"removed", encodeHere(&short, 5), "01010a10016e010111d002e0b60d0123456789abcdef0123456789abcdef80c49fd50c"},
+		{"removed", encodeHere(&short, 5), "01010a10016e020111d002e0b60d0123456789abcdef0123456789abcdef80c49fd50c"},
 		{"listing", encodeListing(Listing{Complete: 5, Entries: 6, Hidden: 7}), "010a0c0e"},
 		{"record", encodeRecord(&rec), "010101010201ac020a0123456789abcdef0123456789abcdef017600000000000000010000000000000001030673333a2f2f626b"},
 		{"extent", encodeExtent(&ext), "010301000000000000000500000000000000010000000000000003"},
@@ -64,6 +73,37 @@ func TestGolden(t *testing.T) {
 	}
 }
 
+// TestVersion1 decodes what the version before wrote.
+func TestVersion1(t *testing.T) {
+	for v, want := range map[string]Inode{
+		"0101ac02ff7d0605a403e8076402808080010123456789abcdef0123456789abcdef1101768280d0e2c6bfce972f016b09017402702f": {Ino: 300, Kind: KindFile,
+			Flags: Archived | Local | Owned, Gen: 5, Mode: 0o644, UID: 1000, GID: 100, Checked: 1, Object: Object{Key: "k", Size: 1 << 20, ETag: md5 + "-17",
+				VersionID: "v", MTime: 1_700_000_000_000_000_001, File: 9}, Target: "t", Prefix: "p/"},
+		"010111d002e0b60d0123456789abcdef0123456789abcdef80c49fd50c": {Ino: 17, Kind: KindFile, Object: Object{Size: 110_000, ETag: md5, MTime: 1_700_000_000e9}},
+		"0102ffffffffff1f81400804612f622f":                           {Ino: MaxIno, Kind: KindDir, Flags: Shadows, Prefix: "a/b/"},
+	} {
+		b, err := hex.DecodeString(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var in Inode
+		if want.Parent, want.Name = 16, "n"; decodeDentry(b, 16, "n", &in) != nil || in != want {
+			t.Errorf("%s: got %+v, want %+v", v, in, want)
+		}
+		p, err := decodePlace(append([]byte{1, placeHere, 10, 16, 1, 'n'}, b...))
+		if err != nil || p.since != 5 || *p.at != want {
+			t.Errorf("%s: got %+v, %v, want %+v", v, p, err, want)
+		}
+	}
+	for _, v := range []string{"0104110000", "010111808001", "0100ac02"} {
+		b, _ := hex.DecodeString(v)
+		var in Inode
+		if err := decodeDentry(b, 1, "n", &in); !errors.Is(err, errMalformed) {
+			t.Errorf("%s: got %+v, %v", v, in, err)
+		}
+	}
+}
+
 func TestETags(t *testing.T) {
 	for _, s := range []string{"", "x", md5, md5 + "-1", md5 + "-10000", md5 + "-2147483647", md5 + "-2147483648",
 		md5 + "-0", md5 + "-01", md5 + "-", md5 + "-x", md5 + "-99999999999", md5 + "-12345678901234567890",
@@ -81,7 +121,7 @@ func anyInode() *rapid.Generator[Inode] {
 		etag := rapid.OneOf(rapid.String(), rapid.StringMatching(`[0-9a-f]{32}(-[0-9]{1,11})?`))
 		return Inode{
 			Ino:    Ino(rapid.Uint64Range(1, uint64(MaxIno)).Draw(t, "ino")),
-			Kind:   Kind(rapid.Uint8Range(1, 3).Draw(t, "kind")),
+			Kind:   Kind(rapid.Uint8Range(1, uint8(lastKind)).Draw(t, "kind")),
 			Flags:  Flags(rapid.Uint32().Draw(t, "flags")),
 			Parent: Ino(rapid.Uint64Range(0, uint64(MaxIno)).Draw(t, "parent")),
 			Name:   rapid.String().Draw(t, "name"),
@@ -91,6 +131,8 @@ func anyInode() *rapid.Generator[Inode] {
 			Object: Object{Key: rapid.String().Draw(t, "key"), Size: rapid.Int64().Draw(t, "size"), ETag: etag.Draw(t, "etag"),
 				VersionID: rapid.String().Draw(t, "version"), MTime: rapid.Int64().Draw(t, "mtime"),
 				File: cache.ID(rapid.Uint64().Draw(t, "file"))},
+			Links: rapid.Uint32().Draw(t, "links"), Rdev: rapid.Uint32().Draw(t, "rdev"), Stage: cache.ID(rapid.Uint64().Draw(t, "stage")),
+			MTime: rapid.Int64().Draw(t, "local mtime"), CTime: rapid.Int64().Draw(t, "ctime"), ATime: rapid.Int64().Draw(t, "atime"),
 			Target: rapid.String().Draw(t, "target"), Prefix: rapid.String().Draw(t, "prefix"),
 		}
 	})
@@ -162,7 +204,11 @@ func TestCacheRoundTrip(t *testing.T) {
 
 func TestNewerVersion(t *testing.T) {
 	for name, decode := range decoders() {
-		if err := decode([]byte{codecVersion + 1, 1, 2, 3}); !errors.Is(err, ErrNewer) {
+		newer := byte(codecVersion + 1)
+		if name == "inode" {
+			newer = bodyVersion + 1
+		}
+		if err := decode([]byte{newer, 1, 2, 3}); !errors.Is(err, ErrNewer) {
 			t.Errorf("%s: got %v, want ErrNewer", name, err)
 		}
 		if err := decode(nil); err == nil || errors.Is(err, ErrNewer) {
@@ -179,6 +225,9 @@ func decoders() map[string]func([]byte) error {
 		"record":  func(b []byte) error { return second(decodeRecord(1, b)) },
 		"extent":  func(b []byte) error { return second(decodeExtent(b)) },
 		"usage":   func(b []byte) error { return second(decodeUsage(1, b)) },
+		"dirty":   func(b []byte) error { return second(decodeDirty(1, b)) },
+		"tomb":    func(b []byte) error { return second(decodeTomb("k", b)) },
+		"times":   func(b []byte) error { _, _, err := decodeTimes(b); return err },
 		"result":  func(b []byte) error { return second(decodeResult(b)) },
 		"marks":   func(b []byte) error { _, _, err := decodeMarks(b); return err },
 	}
@@ -199,7 +248,11 @@ func FuzzDecode(f *testing.F) {
 			_ = decode(b)
 		}
 		var in, again Inode
-		if decodeDentry(b, 1, "n", &in) == nil {
+		if decodeDentry(b, 1, "n", &in) == nil && isRef(&in) {
+			if err := decodeDentry(encodeRef(in.Ino), 1, "n", &again); err != nil || again != in {
+				t.Fatalf("got %+v, %v, want %+v", again, err, in)
+			}
+		} else if !isRef(&in) && decodeDentry(b, 1, "n", &in) == nil {
 			if err := decodeDentry(appendBody(nil, &in), 1, "n", &again); err != nil || again != in {
 				t.Fatalf("got %+v, %v, want %+v", again, err, in)
 			}
@@ -213,6 +266,16 @@ func FuzzDecode(f *testing.F) {
 		if r, err := decodeRecord(1, b); err == nil {
 			if again, err := decodeRecord(1, encodeRecord(&r)); err != nil || again != r {
 				t.Fatalf("got %+v, %v, want %+v", again, err, r)
+			}
+		}
+		if d, err := decodeDirty(1, b); err == nil {
+			if again, err := decodeDirty(1, encodeDirty(&d)); err != nil || again != d {
+				t.Fatalf("got %+v, %v, want %+v", again, err, d)
+			}
+		}
+		if tomb, err := decodeTomb("k", b); err == nil {
+			if again, err := decodeTomb("k", encodeTomb(&tomb)); err != nil || again != tomb {
+				t.Fatalf("got %+v, %v, want %+v", again, err, tomb)
 			}
 		}
 		if e, err := decodeExtent(b); err == nil {

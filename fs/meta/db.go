@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -46,13 +47,17 @@ type Options struct {
 //
 //  1. life, shared, by each public method for as long as it touches the database; never
 //     while a caller's function runs that may call back (Readdir, WalkRecords, OnChange).
-//  2. originMu, or applyMu, or one of dirs. Update's function runs under one of dirs, so it
-//     must not call the index.
-//  3. marks.mu, space.mu, snaps.mu, results.mu.
+//  2. prune: shared by transactions of Do, alone by who removes directories with what is in them.
+//  3. originMu, or some of dirs in the order of their numbers. Functions of callers run under
+//     them, so they must not call the index. A lock out of order is only tried.
+//  4. applyMu.
+//  5. marks.mu, space.mu, snaps.mu, results.mu.
 //
-// dirs[ino] guards the dentries and inode bodies below directory ino, and the body of ino
-// itself while it has no name (origin roots, removed inodes): who reads them to write
-// them holds it. Plain readers take no lock: each runs in one snapshot of the database.
+// dirs[ino] guards the dentries and inode bodies below directory ino, its Listing and times, the body
+// of ino itself while it is under the inode's own key (origin roots, removed inodes, those of several
+// names), its names, its Dirty and its attributes: who reads them to write
+// them holds it. The flag Removed and the Prefix of a directory are changed under its own
+// lock, too. The same locks, by a hash of the key, guard tombs. Plain readers take no lock: each runs in one snapshot of the database.
 // applyMu guards the table of identities: whoever changes it holds it exclusively.
 type DB struct {
 	opt     Options
@@ -67,7 +72,8 @@ type DB struct {
 	closed bool // by life
 	b      *badger.DB
 
-	dirs     [512]sync.Mutex
+	prune    sync.RWMutex
+	dirs     [stripes]sync.Mutex
 	originMu sync.Mutex
 	applyMu  sync.RWMutex
 
@@ -77,6 +83,10 @@ type DB struct {
 	writes  atomic.Int64
 	snaps   snapshots
 	results results
+
+	seed         maphash.Seed // of lockKey
+	seq          atomic.Uint64
+	dirty, tombs atomic.Int64 // how many records there are
 }
 
 var _ cache.Index = (*DB)(nil)
@@ -109,8 +119,16 @@ func (db *DB) enter() error {
 
 // dirLock is the lock of a directory.
 func (db *DB) dirLock(dir Ino) *sync.Mutex {
-	return &db.dirs[uint64(dir)*0x9e3779b97f4a7c15>>(64-9)]
+	return &db.dirs[stripe(uint64(dir))]
 }
+
+const (
+	stripeBits = 9
+	stripes    = 1 << stripeBits
+)
+
+// stripe is which of the locks is that of a directory.
+func stripe(n uint64) uint16 { return uint16(n * 0x9e3779b97f4a7c15 >> (64 - stripeBits)) }
 
 // view runs fn in a snapshot. Caller has entered.
 func (db *DB) view(fn func(tx *badger.Txn) error) (err error) {

@@ -9,8 +9,9 @@ import (
 
 // The body of an inode is stored once: under the dentry of its primary name, so that a
 // lookup is one read and a directory is read in one sweep; or, for an inode without a name
-// (the root of an origin, a removed one), under the inode's own key. Else the inode's own
-// key holds only the place: parent and name.
+// (the root of an origin, a removed one) and for one that has or had several, under the inode's
+// own key. Else the inode's own key holds only the place: parent and name. The dentries of an inode that has
+// or had several names are references: version, 0, ino.
 //
 // Body: version, kind, ino, mask, then the fields that the mask names, in its order.
 const (
@@ -28,10 +29,21 @@ const (
 	maskFile
 	maskTarget
 	maskPrefix
-	maskAll = 1<<iota - 1
+	maskAll1      = 1<<iota - 1 // all that version 1 had
+	maskLinks     = 1 << (iota - 1)
+	maskRdev      = 1 << (iota - 1)
+	maskMTimeHere = 1 << (iota - 1)
+	maskCTime     = 1 << (iota - 1)
+	maskATime     = 1 << (iota - 1)
+	maskStage     = 1 << (iota - 1)
+	maskAll       = 1<<(iota-1) - 1
 
 	etagShift = 5
 )
+
+// bodyVersion is the version of bodies, and of what holds references to them. Version 1 had
+// no fields after Prefix, and no flag Owned: a Mode that was not 0 said so.
+const bodyVersion = 2
 
 const maxGen = 1<<24 - 1
 
@@ -64,8 +76,14 @@ func appendBody(b []byte, in *Inode) []byte {
 	set(o.File != 0, maskFile)
 	set(in.Target != "", maskTarget)
 	set(in.Prefix != "", maskPrefix)
+	set(in.Links != 0, maskLinks)
+	set(in.Rdev != 0, maskRdev)
+	set(in.MTime != 0, maskMTimeHere)
+	set(in.CTime != 0, maskCTime)
+	set(in.ATime != 0, maskATime)
+	set(in.Stage != 0, maskStage)
 
-	b = append(b, codecVersion, byte(in.Kind))
+	b = append(b, bodyVersion, byte(in.Kind))
 	b = binary.AppendUvarint(b, uint64(in.Ino))
 	b = binary.AppendUvarint(b, mask)
 	if mask&maskFlags != 0 {
@@ -107,16 +125,42 @@ func appendBody(b []byte, in *Inode) []byte {
 	if mask&maskPrefix != 0 {
 		b = appendString(b, in.Prefix)
 	}
+	if mask&maskLinks != 0 {
+		b = binary.AppendUvarint(b, uint64(in.Links))
+	}
+	if mask&maskRdev != 0 {
+		b = binary.AppendUvarint(b, uint64(in.Rdev))
+	}
+	if mask&maskMTimeHere != 0 {
+		b = binary.AppendVarint(b, in.MTime)
+	}
+	if mask&maskCTime != 0 {
+		b = binary.AppendVarint(b, in.CTime)
+	}
+	if mask&maskATime != 0 {
+		b = binary.AppendVarint(b, in.ATime)
+	}
+	if mask&maskStage != 0 {
+		b = binary.AppendUvarint(b, uint64(in.Stage))
+	}
 	return b
 }
 
 // body decodes what appendBody wrote into in, whose Parent and Name it leaves alone.
 func (d *decoder) body(in *Inode) {
-	d.version()
+	version := d.versionTo(bodyVersion)
 	in.Kind = Kind(d.byte())
+	d.bodyOf(version, in)
+}
+
+func (d *decoder) bodyOf(version byte, in *Inode) {
+	most, all := lastKind, uint64(maskAll)
+	if version == 1 {
+		most, all = KindSymlink, maskAll1
+	}
 	in.Ino = Ino(d.uintMax(uint64(MaxIno)))
 	mask := d.uint()
-	if d.err == nil && (in.Kind < KindFile || in.Kind > KindSymlink || in.Ino == 0 || mask > maskAll) {
+	if d.err == nil && (in.Kind < KindFile || in.Kind > most || in.Ino == 0 || mask > all) {
 		d.fail()
 	}
 	if d.err != nil {
@@ -133,6 +177,9 @@ func (d *decoder) body(in *Inode) {
 		in.Mode = uint32(d.uintMax(1<<32 - 1))
 		in.UID = uint32(d.uintMax(1<<32 - 1))
 		in.GID = uint32(d.uintMax(1<<32 - 1))
+		if version == 1 && in.Mode != 0 {
+			in.Flags |= Owned
+		}
 	}
 	if mask&maskChecked != 0 {
 		in.Checked = d.int()
@@ -166,13 +213,45 @@ func (d *decoder) body(in *Inode) {
 	if mask&maskPrefix != 0 {
 		in.Prefix = d.string()
 	}
+	if mask&maskLinks != 0 {
+		in.Links = uint32(d.uintMax(1<<32 - 1))
+	}
+	if mask&maskRdev != 0 {
+		in.Rdev = uint32(d.uintMax(1<<32 - 1))
+	}
+	if mask&maskMTimeHere != 0 {
+		in.MTime = d.int()
+	}
+	if mask&maskCTime != 0 {
+		in.CTime = d.int()
+	}
+	if mask&maskATime != 0 {
+		in.ATime = d.int()
+	}
+	if mask&maskStage != 0 {
+		in.Stage = cache.ID(d.uint())
+	}
 }
 
-// decodeDentry decodes the value of a dentry into in and sets Parent and Name.
+// encodeRef is the dentry of an inode whose body is under its own key.
+func encodeRef(ino Ino) []byte {
+	return binary.AppendUvarint([]byte{bodyVersion, 0}, uint64(ino))
+}
+
+// isRef tells whether what decodeDentry read was a reference: then only Ino, Parent and Name are set.
+func isRef(in *Inode) bool { return in.Kind == 0 }
+
+// decodeDentry decodes the value of a dentry, a body or a reference, into in and sets
+// Parent and Name.
 func decodeDentry(v []byte, parent Ino, name string, in *Inode) error {
 	d := decoder{b: v}
 	*in = Inode{Parent: parent, Name: name}
-	d.body(in)
+	version := d.versionTo(bodyVersion)
+	if in.Kind = Kind(d.byte()); in.Kind != 0 {
+		d.bodyOf(version, in)
+	} else if in.Ino = Ino(d.uintMax(uint64(MaxIno))); in.Ino == 0 || version < 2 {
+		d.fail()
+	}
 	if err := d.done(); err != nil {
 		return fmt.Errorf("entry %q of inode %d: %w", name, parent, err)
 	}

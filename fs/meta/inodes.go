@@ -90,20 +90,44 @@ func readPlace(tx *badger.Txn, ino Ino) (p place, err error) {
 func readBody(tx *badger.Txn, ino Ino, p *place, in *Inode) error {
 	if p.at != nil {
 		*in = *p.at
-	} else if err := readDentry(tx, p.parent, p.name, in); err != nil {
+	} else if err := readEntry(tx, p.parent, p.name, in); err != nil {
 		if errors.Is(err, ErrNotFound) {
 			return fmt.Errorf("inode %d: its entry %q in %d is missing", ino, p.name, p.parent)
 		}
 		return err
 	}
-	if in.Ino != ino {
+	if in.Ino != ino || isRef(in) {
 		return fmt.Errorf("inode %d: found %d in its place", ino, in.Ino)
 	}
 	return nil
 }
 
-func readDentry(tx *badger.Txn, parent Ino, name string, in *Inode) error {
+// readEntry reads a dentry, which may be a reference.
+func readEntry(tx *badger.Txn, parent Ino, name string, in *Inode) error {
 	return get(tx, dentryKey(parent, name), func(v []byte) error { return decodeDentry(v, parent, name, in) })
+}
+
+// readDentry reads the inode of a name.
+func readDentry(tx *badger.Txn, parent Ino, name string, in *Inode) error {
+	if err := readEntry(tx, parent, name, in); err != nil {
+		return err
+	}
+	return resolve(tx, in)
+}
+
+// resolve makes of a reference the inode, under the name of the reference.
+func resolve(tx *badger.Txn, in *Inode) error {
+	if !isRef(in) {
+		return nil
+	}
+	p, err := readPlace(tx, in.Ino)
+	if err != nil || p.at == nil || p.at.Ino != in.Ino || p.at.Flags&Removed != 0 {
+		return fmt.Errorf("entry %q of inode %d leads to inode %d, which is not there (%w)", in.Name, in.Parent, in.Ino, errMalformed)
+	}
+	parent, name := in.Parent, in.Name
+	*in = *p.at
+	in.Parent, in.Name = parent, name
+	return nil
 }
 
 // Lookup returns the inode of a name; ErrNotFound when the index has none.
@@ -126,10 +150,16 @@ func (db *DB) Listing(dir Ino) (l Listing, err error) {
 	}
 	defer db.life.RUnlock()
 	err = db.view(func(tx *badger.Txn) error {
-		return get(tx, inoKey(keyListing, dir), func(v []byte) error {
-			l, err = decodeListing(v)
-			return err
-		})
+		l, err = readListing(tx, dir)
+		return err
+	})
+	return l, err
+}
+
+func readListing(tx *badger.Txn, dir Ino) (l Listing, err error) {
+	err = get(tx, inoKey(keyListing, dir), func(v []byte) error {
+		l, err = decodeListing(v)
+		return err
 	})
 	if errors.Is(err, ErrNotFound) {
 		return Listing{}, nil
@@ -224,10 +254,9 @@ func (db *DB) updateAt(ino Ino, p place, fn func(*Inode) error, opts []Option) (
 			in = old
 			return false, &callerError{err}
 		}
-		if in.Ino != old.Ino || in.Kind != old.Kind || in.Parent != old.Parent || in.Name != old.Name ||
-			(in.Flags^old.Flags)&Removed != 0 || in.Gen > maxGen {
+		if err := checkUpdate(&old, &in); err != nil {
 			in = old
-			return false, fmt.Errorf("%w: update of inode %d changes what it may not", ErrInvalid, ino)
+			return false, err
 		}
 		if in == old {
 			return true, nil
@@ -237,10 +266,7 @@ func (db *DB) updateAt(ino Ino, p place, fn func(*Inode) error, opts []Option) (
 				return false, err
 			}
 		}
-		if now.at != nil {
-			return true, tx.Set(inoKey(keyInode, ino), encodeHere(&in, now.since))
-		}
-		return true, tx.Set(dentryKey(in.Parent, in.Name), appendBody(nil, &in))
+		return true, putBody(tx, &now, &in)
 	})
 	return in, err
 }
@@ -248,46 +274,14 @@ func (db *DB) updateAt(ino Ino, p place, fn func(*Inode) error, opts []Option) (
 // Insert adds a name with an inode of its own to a directory. in.Ino must be 0, in.Parent is
 // set to parent, and a directory without a Prefix gets the usual one. Returns the inode with
 // its number, or ErrExist together with what has the name. opts: see For.
-func (db *DB) Insert(parent Ino, in Inode, opts ...Option) (Inode, error) {
-	if err := checkName(in.Name); err != nil {
-		return in, err
-	}
-	if in.Ino != 0 || in.Kind < KindFile || in.Kind > KindSymlink || in.Flags&Removed != 0 || in.Gen > maxGen {
-		return in, fmt.Errorf("%w: insert of %q", ErrInvalid, in.Name)
-	}
-	if err := db.enter(); err != nil {
-		return in, err
-	}
-	defer db.life.RUnlock()
-	mu := db.dirLock(parent)
-	mu.Lock()
-	defer mu.Unlock()
-	err := db.change(opts, &in, func(tx *badger.Txn) (bool, error) {
-		dir, err := readDir(tx, parent)
-		if err != nil {
-			return false, err
+func (db *DB) Insert(parent Ino, in Inode, opts ...Option) (out Inode, err error) {
+	err = db.Do(func(tx *Tx) error {
+		if out, err = tx.Insert(parent, in); err == nil {
+			tx.Result(&out)
 		}
-		var have Inode
-		if err := readDentry(tx, parent, in.Name, &have); err == nil {
-			in = have
-			return false, ErrExist
-		} else if !errors.Is(err, ErrNotFound) {
-			return false, err
-		}
-		if in.Ino, err = db.marks.newIno(); err != nil {
-			return false, &callerError{err}
-		}
-		in.Parent = parent
-		if in.Kind == KindDir && in.Prefix == "" {
-			in.Prefix = dir.Prefix + in.Name + "/"
-		}
-		return true, putNew(tx, &in)
-	})
-	var c *callerError
-	if errors.As(err, &c) {
-		err = c.error
-	}
-	return in, err
+		return err
+	}, opts...)
+	return out, err
 }
 
 func checkName(name string) error {
@@ -336,22 +330,22 @@ func (db *DB) Remove(parent Ino, name string, opts ...Option) error {
 // RemoveIf is Remove if fn says so, atomically; else nothing happens. Returns the inode that
 // has, or had, the name. fn runs under a lock of the index and must not call it.
 func (db *DB) RemoveIf(parent Ino, name string, fn func(*Inode) bool, opts ...Option) (in Inode, err error) {
-	if name == "" || len(name) > MaxName {
-		return in, ErrNotFound
-	}
-	if err := db.enter(); err != nil {
-		return in, err
-	}
-	defer db.life.RUnlock()
-	mu := db.dirLock(parent)
-	mu.Lock()
-	defer mu.Unlock()
-	err = db.change(opts, &in, func(tx *badger.Txn) (bool, error) {
-		if err := readDentry(tx, parent, name, &in); err != nil || !fn(&in) {
-			return false, err
+	var no = errors.New("no")
+	err = db.Do(func(tx *Tx) error {
+		if in, err = tx.Lookup(parent, name); err != nil {
+			return err
 		}
-		return true, putRemoved(tx, &in, time.Now().UnixNano(), false)
-	})
+		if !fn(&in) {
+			return no
+		}
+		if in, err = tx.Remove(parent, name); err == nil {
+			tx.Result(&in)
+		}
+		return err
+	}, opts...)
+	if err == no {
+		err = nil
+	}
 	return in, err
 }
 

@@ -24,6 +24,12 @@ const (
 	keyVar     = 'v' // name                 -> value
 	keyDoomed  = 'z' // cache id             -> nothing: its extents are still to be deleted
 	keyMarks   = 'm' //                      -> copy of the marks, see marks.go
+	keyName    = 'n' // ino, parent, name    -> nothing: the names of an inode that had several
+	keyTimes   = 't' // ino                  -> times of a directory
+	keyDirty   = 'y' // ino                  -> Dirty
+	keyTomb    = 'w' // object key           -> Tomb
+	keyAbort   = 'b' // object key, 0, upload-> nothing
+	keyXattr   = 'q' // ino, name            -> value
 )
 
 const (
@@ -48,6 +54,19 @@ func dentryKey(parent Ino, name string) []byte {
 
 func inoKey(table byte, ino Ino) []byte {
 	return appendIno(append(make([]byte, 0, 1+inoLen), table), ino)
+}
+
+// nameOf is the key of one name of an inode; with parent 0, what all of them begin with.
+func nameOf(ino, parent Ino, name string) []byte {
+	b := appendIno(append(make([]byte, 0, 1+2*inoLen+len(name)), keyName), ino)
+	if parent == 0 {
+		return b
+	}
+	return append(appendIno(b, parent), name...)
+}
+
+func xattrKey(ino Ino, name string) []byte {
+	return append(appendIno(append(make([]byte, 0, 1+inoLen+len(name)), keyXattr), ino), name...)
 }
 
 func removedKey(at int64, ino Ino) []byte {

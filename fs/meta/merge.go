@@ -286,6 +286,9 @@ func (m *merger) sweep(read *badger.Txn) (done bool, err error) {
 			return false, nil
 		}
 		old, err := readItem(it.Item(), m.dir, len(prefix))
+		if err == nil {
+			err = resolve(read, &old)
+		}
 		if err != nil {
 			return false, err
 		}

@@ -3,6 +3,7 @@ package meta
 import (
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -55,7 +56,7 @@ func Open(opt Options) (*DB, error) {
 	if err != nil {
 		return nil, err
 	}
-	db := &DB{opt: opt, log: opt.Log, lock: lock}
+	db := &DB{opt: opt, log: opt.Log, lock: lock, seed: maphash.MakeSeed()}
 	if err := db.open(); err != nil {
 		if db.marks != nil {
 			db.marks.f.Close()
@@ -118,6 +119,9 @@ func (db *DB) open() (err error) {
 	}
 	if err == nil {
 		err = db.results.load(db)
+	}
+	if err == nil {
+		err = db.loadCounts()
 	}
 	if err != nil {
 		return errors.Join(err, db.b.Close())

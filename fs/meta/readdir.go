@@ -60,6 +60,16 @@ func (db *DB) readBatch(dir Ino, after string, n int, batch *[]Inode) error {
 
 // readChildren appends up to n entries with names greater than after to out.
 func readChildren(tx *badger.Txn, dir Ino, after string, n int, out []Inode) ([]Inode, error) {
+	first := len(out)
+	out, err := readEntries(tx, dir, after, n, out)
+	for i := first; i < len(out) && err == nil; i++ {
+		err = resolve(tx, &out[i])
+	}
+	return out, err
+}
+
+// readEntries is readChildren where references are left as they are.
+func readEntries(tx *badger.Txn, dir Ino, after string, n int, out []Inode) ([]Inode, error) {
 	prefix := inoKey(keyDentry, dir)
 	it := tx.NewIterator(badger.IteratorOptions{Prefix: prefix})
 	defer it.Close()
@@ -81,7 +91,7 @@ func seekAfter(prefix []byte, name string) []byte {
 	return append(append(bytes.Clone(prefix), name...), 0)
 }
 
-// readItem decodes a dentry that an iterator stands on.
+// readItem decodes a dentry, which may be a reference, that an iterator stands on.
 func readItem(item *badger.Item, dir Ino, prefix int) (in Inode, err error) {
 	k := item.Key()
 	if len(k) <= prefix {

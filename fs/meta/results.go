@@ -181,19 +181,13 @@ func deleteResults(tx *badger.Txn, reqs []Request) error {
 // change is update for one inode, which is *in once fn has returned. When fn says that the change
 // was made, its result is recorded as opts say. Caller holds the lock that guards the inode.
 func (db *DB) change(opts []Option, in *Inode, fn func(tx *badger.Txn) (made bool, err error)) error {
-	var o Option
-	for _, opt := range opts {
-		if opt.req != (Request{}) {
-			o = opt
-		}
-	}
+	o := optionOf(opts)
 	if o.req == (Request{}) {
 		return db.update(func(tx *badger.Txn) error {
 			_, err := fn(tx)
 			return err
 		})
 	}
-	r := &db.results
 	var gone []Request
 	recorded := false
 	err := db.update(func(tx *badger.Txn) error {
@@ -201,28 +195,50 @@ func (db *DB) change(opts []Option, in *Inode, fn func(tx *badger.Txn) (made boo
 		if err != nil || !made {
 			return err
 		}
-		res := Result{Op: o.op, Ino: in.Ino, Gen: in.Gen}
-		if o.data != nil {
-			res.Data = o.data(in)
-		}
-		if len(res.Data) > MaxResult {
-			return fmt.Errorf("%w: result of %d bytes for inode %d", ErrInvalid, len(res.Data), in.Ino)
-		}
-		r.give(r.oldest()...)
-		gone = r.take(forgetWith)
-		if err := deleteResults(tx, gone); err != nil {
-			return err
-		}
 		recorded = true
-		return tx.Set(resultKey(o.req), encodeResult(&res))
+		gone, err = db.putResult(tx, &o, in)
+		return err
 	})
 	switch {
 	case err != nil:
-		r.putBack(gone)
+		db.results.putBack(gone)
 	case recorded:
-		r.add(o.req)
+		db.results.add(o.req)
 	}
 	return err
+}
+
+// optionOf returns the option that counts.
+func optionOf(opts []Option) (o Option) {
+	for _, opt := range opts {
+		if opt.req != (Request{}) {
+			o = opt
+		}
+	}
+	return o
+}
+
+// putResult writes the result of a change of in, and takes some that were answered out: gone is to be
+// put back when the transaction comes to nothing.
+func (db *DB) putResult(tx *badger.Txn, o *Option, in *Inode) (gone []Request, err error) {
+	res := Result{Op: o.op, Ino: in.Ino, Gen: in.Gen}
+	if o.data != nil {
+		res.Data = o.data(in)
+	}
+	if len(res.Data) > MaxResult {
+		return nil, fmt.Errorf("%w: result of %d bytes for inode %d", ErrInvalid, len(res.Data), in.Ino)
+	}
+	r := &db.results
+	r.give(r.oldest()...)
+	gone = r.take(forgetWith)
+	if err = deleteResults(tx, gone); err == nil {
+		err = tx.Set(resultKey(o.req), encodeResult(&res))
+	}
+	if err != nil {
+		r.putBack(gone)
+		gone = nil
+	}
+	return gone, err
 }
 
 // Result returns what came of a request; false when nothing was recorded, or it was forgotten.

@@ -29,6 +29,13 @@ const (
 	KindFile Kind = iota + 1
 	KindDir
 	KindSymlink
+	// What is only here, and never published: always Local.
+	KindFIFO
+	KindSocket
+	KindChar
+	KindBlock
+
+	lastKind = KindBlock
 )
 
 func (k Kind) String() string {
@@ -39,6 +46,14 @@ func (k Kind) String() string {
 		return "directory"
 	case KindSymlink:
 		return "symlink"
+	case KindFIFO:
+		return "FIFO"
+	case KindSocket:
+		return "socket"
+	case KindChar:
+		return "character device"
+	case KindBlock:
+		return "block device"
 	}
 	return "kind " + strconv.Itoa(int(k))
 }
@@ -59,6 +74,8 @@ const (
 	// Removed: the inode has no name any more. Its record stays until Purge, for
 	// those who still hold its number. Set and kept by this package alone.
 	Removed
+	// Owned: Mode, UID and GID are set, also where they are 0.
+	Owned
 )
 
 // Object is the version of an object that a file inode stands for.
@@ -74,7 +91,8 @@ type Object struct {
 	File cache.ID
 }
 
-// Inode is one file or directory. Parent and Name are its primary name.
+// Inode is one file or directory. Parent and Name are its name; of several (Links is not 0),
+// they are the primary one, or the one it was looked up by.
 type Inode struct {
 	Ino    Ino
 	Kind   Kind
@@ -84,10 +102,19 @@ type Inode struct {
 	// Gen counts the versions and the switches of way of serving; with Ino it makes the FUSE
 	// node id. 24 bits. What the inode was under an earlier one is kept, see InodeAt.
 	Gen uint32
-	// Mode holds permission bits, 0 when the mount's default applies; UID and GID are
-	// valid only when Mode is not 0.
+	// Mode holds permission bits. It, UID and GID are valid where Flags has Owned; else
+	// the mount's defaults apply.
 	Mode     uint32
 	UID, GID uint32
+	// Links counts the names beside Parent and Name. Kept by this package alone.
+	Links uint32
+	// Rdev is the number of a device.
+	Rdev uint32
+	// MTime, CTime and ATime are local times in nanoseconds since 1970, 0 where not set. Those
+	// of directories are apart, see DirTimes.
+	MTime, CTime, ATime int64
+	// Stage is the staging file that holds the content; 0: none, Object is the content.
+	Stage cache.ID
 	// Checked is when the origin last confirmed this inode itself (by HEAD), in nanoseconds
 	// since 1970; a listing of the parent confirms it too, see Listing.
 	Checked int64
@@ -127,8 +154,8 @@ var (
 	// ErrNoSpace: the file system that holds the index is too full to write to it safely.
 	// Reads go on; writes work again when there is room. See space.go.
 	ErrNoSpace = errors.New("meta: no space left for the index")
-	// ErrTooBig: a cache.Batch that does not fit in one transaction.
-	ErrTooBig = errors.New("meta: batch too big for one transaction")
+	// ErrTooBig: what does not fit in one transaction. Nothing was changed.
+	ErrTooBig = errors.New("meta: too big for one transaction")
 	// ErrClosed: the index was closed.
 	ErrClosed = errors.New("meta: the index is closed")
 	// ErrDamaged: what the index holds cannot be read. The next Open starts a fresh one.
