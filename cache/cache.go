@@ -39,6 +39,11 @@ type Config struct {
 	// ReserveFree is how many bytes of each disk are left free, for the index and others;
 	// by default 1 GiB, but not more than a fiftieth of the disk. Negative means none.
 	ReserveFree int64
+	// Ballast is how many bytes of each disk are kept for data that is not published yet, by a
+	// file that shrinks when they are needed. By default the smallest of 1 GiB, a fiftieth of the
+	// disk and an eighth of the capacity; none where ReserveFree is negative, or in memory. Negative
+	// means none.
+	Ballast int64
 	// SmallLimit is the size in bytes up to which objects are written through the page cache,
 	// so that the first read by the kernel finds them in memory; 4 MiB by default.
 	SmallLimit int64
@@ -59,7 +64,7 @@ type Config struct {
 
 // The errors of Open and of a closed cache.
 var (
-	ErrInUse  = errors.New("the cache directory is in use")
+	ErrInUse  = errors.New("in use")
 	ErrClosed = errors.New("the cache is closed")
 )
 
@@ -104,8 +109,13 @@ type Cache struct {
 	hints       sync.Map     // origin → objstore.ChecksumAlgorithm seen there last
 	beforeWrite func()       // for tests: called before each write
 	beforeLabel func() error // for tests: called before a file is labelled as complete
+	atStep      func(string) // for tests: called on the way from a staging file to an object file, or back
 	reclaimFn   atomic.Pointer[func(ID) bool]
 	damagedFn   atomic.Pointer[func(Identity)]
+
+	stageFloor ID            // no ID up to it is given out
+	moving     sync.Map      // IDs of files that have a name of each kind just now
+	stageKick  chan struct{} // there are staging files
 
 	bootEpoch uint64 // files begun before it have seen the machine go down
 
@@ -170,7 +180,7 @@ func Open(cfg Config) (_ *Cache, err error) {
 		cfg.BootID = strings.TrimSpace(string(id))
 	}
 	c := &Cache{cfg: cfg, log: cfg.Log, pool: cfg.Pool, active: map[[16]byte]*Object{},
-		stop: make(chan struct{}), evict: make(chan struct{}, 1)}
+		stop: make(chan struct{}), evict: make(chan struct{}, 1), stageKick: make(chan struct{}, 1)}
 	claims := int64(c.pool.Buffers()) * 3 / 8
 	c.claims = semaphore.NewWeighted(claims)
 	c.maxRead = min(MaxRead, claims/2*BlockSize)
@@ -217,6 +227,7 @@ func Open(cfg Config) (_ *Cache, err error) {
 	}
 	c.loops.Go(c.evictor)
 	c.loops.Go(c.syncer)
+	c.loops.Go(c.stageWatch)
 	return c, nil
 }
 

@@ -46,6 +46,7 @@ type format struct {
 type dir struct {
 	path    string
 	objects string // path of the objects
+	staging string // path of the staging files
 	format  format
 	direct  bool  // O_DIRECT works
 	stacked bool  // on overlayfs or the like
@@ -63,6 +64,9 @@ type dir struct {
 	free   atomic.Int64 // free bytes of the disk: last statfs less what was taken since
 	lost   atomic.Bool  // there are files that were set aside
 	down   atomic.Int64 // no writes before this time, Unix nanoseconds
+
+	stage   stageSpace
+	ballast ballast
 
 	space struct {
 		sync.Mutex
@@ -92,7 +96,7 @@ func openDir(cfg DirConfig, allowTmpfs bool, now func() time.Time) (_ *dir, err 
 	case !fi.IsDir():
 		return nil, fmt.Errorf("cache directory %s is not a directory; choose another: %w", path, unix.ENOTDIR)
 	}
-	d := &dir{path: path, objects: filepath.Join(path, objectsDir), size: cfg.Size, now: now}
+	d := &dir{path: path, objects: filepath.Join(path, objectsDir), staging: filepath.Join(path, stagingDir), size: cfg.Size, now: now}
 	d.space.freed = make(chan struct{})
 	d.queue.init()
 	var st unix.Statfs_t
@@ -118,8 +122,10 @@ func openDir(cfg DirConfig, allowTmpfs bool, now func() time.Time) (_ *dir, err 
 	if d.format, err = readFormat(path); err != nil {
 		return nil, err
 	}
-	if err := os.Mkdir(d.objects, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
-		return nil, fmt.Errorf("cache directory %s: %w", path, explain(err))
+	for _, sub := range []string{d.objects, d.staging} {
+		if err := os.Mkdir(sub, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+			return nil, fmt.Errorf("cache directory %s: %w", path, explain(err))
+		}
 	}
 	if d.direct, err = probe(path); err != nil {
 		return nil, fmt.Errorf("cache directory %s: %w", path, explain(err))
@@ -127,6 +133,7 @@ func openDir(cfg DirConfig, allowTmpfs bool, now func() time.Time) (_ *dir, err 
 	if tmpfs {
 		d.direct = false
 	}
+	d.ballast.inMemory = tmpfs
 	lost, err := filepath.Glob(filepath.Join(path, lostPrefix+"*"))
 	if err != nil {
 		return nil, err
@@ -269,7 +276,7 @@ func (d *dir) statfs() error {
 
 // take reserves n bytes for a write; false when the capacity or the disk does not allow it.
 func (d *dir) take(n int64) bool {
-	if d.free.Load()-n < d.reserve {
+	if d.free.Load()-n < d.keepFree() {
 		return false
 	}
 	for {
@@ -304,7 +311,7 @@ func (d *dir) announce() {
 // over tells by how many bytes the directory is above its high watermark, or above what the
 // disk has room for; 0 if it is not.
 func (d *dir) over() int64 {
-	return max(d.used.Load()-d.high, d.reserve+d.margin/2-d.free.Load(), 0)
+	return max(d.used.Load()-d.high, d.keepFree()+d.margin/2-d.free.Load(), 0)
 }
 
 // usable tells whether anything may be written now.

@@ -54,9 +54,9 @@ func (c *Cache) evictor() {
 // makeRoom evicts from d until it is below its low watermark, or nothing more can be.
 func (c *Cache) makeRoom(d *dir) {
 	goal := func() int64 {
-		n := max(d.used.Load()-d.low, d.reserve+d.margin-d.free.Load()-d.doomed.Load())
+		n := max(d.used.Load()-d.low, d.keepFree()+d.margin-d.free.Load()-d.doomed.Load())
 		if d.space.waiting.Load() > 0 {
-			room := min(d.size-d.used.Load(), d.free.Load()+d.doomed.Load()-d.reserve)
+			room := min(d.size-d.used.Load(), d.free.Load()+d.doomed.Load()-d.keepFree())
 			n = max(n, 2*runBytes-room)
 		}
 		return max(n, 0)
@@ -150,7 +150,8 @@ func (c *Cache) evictFile(d *dir, u Usage) bool {
 		c.mu.Lock()
 		o := c.active[hash]
 		if o == nil {
-			if c.ledger.deleted(u.ID) {
+			// Asked once more: it may have become a staging file, and an object file again.
+			if now, err := c.cfg.Index.Record(u.ID); err != nil || now.Identity != rec.Identity || c.ledger.deleted(u.ID) {
 				c.mu.Unlock()
 				return false
 			}

@@ -28,6 +28,7 @@ type Object struct {
 	mu      sync.Mutex // guards all that follows
 	refs    int        // of users
 	lent    int        // open loans
+	passive int        // of refs: users that only look at the file, and may find it gone
 	busy    int        // background work that needs the object: completing, HEAD, verifying
 	fetches int        // in progress
 	begun   uint64     // fetches so far: the number of the last
@@ -235,6 +236,13 @@ func (o *Object) giveUp(users *int, misuse string) {
 	}
 }
 
+// look says that n references more are of users that TakeStage need not care for.
+func (o *Object) look(n int) {
+	o.mu.Lock()
+	o.passive += n
+	o.mu.Unlock()
+}
+
 // Doom says that this version was replaced: its file is removed as soon as nobody uses it.
 // Asking the cache for the identity again takes it back.
 func (o *Object) Doom() {
@@ -390,7 +398,7 @@ func (o *Object) openForWrite() (*objFile, error) {
 	attr := label{Identity: o.ident, State: Partial}
 	attr.Identity.VersionID = o.version
 	o.mu.Unlock()
-	id, err := o.c.cfg.Index.NewID()
+	id, err := o.c.newID()
 	var f *objFile
 	if err == nil {
 		if err = error(errDown); d.take(fileOverhead) {
@@ -432,12 +440,17 @@ var errDown = errors.New("the cache takes no data at the moment")
 // removed; the next read fetches anew, into another file. Readers that hold buffers keep
 // them; a file that is lent stays for those who have it open. o.mu is held.
 func (o *Object) discard() {
-	o.gen++
 	if o.id != 0 {
 		o.c.forget(o.dir, o.id, o.usage.Bytes+fileOverhead)
-		if o.file != nil {
-			o.file.release()
-		}
+	}
+	o.detach()
+}
+
+// detach is discard that leaves the file to somebody else. o.mu is held.
+func (o *Object) detach() {
+	o.gen++
+	if o.file != nil {
+		o.file.release()
 	}
 	for _, b := range o.blocks {
 		if b.fetch == nil { // one that is on its way is as good as it was

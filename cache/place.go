@@ -10,7 +10,7 @@ func (c *Cache) place(size int64) (best *dir) {
 		if !d.usable() {
 			continue
 		}
-		room := max(min(d.low-d.used.Load(), d.free.Load()-d.reserve), 0)
+		room := max(min(d.low-d.used.Load(), d.free.Load()-d.keepFree()), 0)
 		score := float64(room) + rand.Float64()*float64(d.size)/64
 		if size > d.low { // it will be read through
 			score /= 1024

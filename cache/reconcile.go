@@ -10,6 +10,7 @@ import (
 	"strconv"
 
 	"github.com/minio/crc64nvme"
+	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
 
 	"github.com/leatfs/leatfs/objstore"
@@ -62,7 +63,8 @@ func (c *Cache) scrub(ctx context.Context, want func(Record) bool) error {
 			failed = err
 			return false
 		}
-		defer o.Release()
+		o.look(1)
+		defer func() { o.look(-1); o.Release() }()
 		if o.ID() != r.ID || !o.Complete() {
 			return true
 		}
@@ -158,6 +160,9 @@ func (r *reconciler) file(d *dir, path, name string, lost bool) error {
 	if err != nil || !lost && path != d.filePath(id) {
 		return r.remove(path, "not an object file")
 	}
+	if !lost && c.isMoving(id) { // it is becoming a staging file, or was one; asked before the index
+		return nil
+	}
 	l, lerr := readLabel(path)
 	if lerr == nil {
 		if o := c.lookup(l.Identity.Hash()); o != nil {
@@ -193,7 +198,7 @@ func (r *reconciler) file(d *dir, path, name string, lost bool) error {
 		return r.remove(path, "which blocks of it are there is not known")
 	}
 	if lost {
-		if id, err = c.cfg.Index.NewID(); err != nil {
+		if id, err = c.newID(); err != nil {
 			return err
 		}
 	}
@@ -217,8 +222,16 @@ func (r *reconciler) adopt(d *dir, path string, id ID, l label) error {
 	c := r.c
 	size := l.Identity.Size
 	bytes := (size+dioAlign-1)&^(dioAlign-1) + fileOverhead
-	if fi, err := os.Lstat(path); err != nil || fi.Size() != size || size == 0 {
+	if !c.move(id) {
+		return nil
+	}
+	defer c.moved(id)
+	var st unix.Stat_t
+	if err := unix.Lstat(path, &st); err != nil || st.Size != size || size == 0 {
 		return r.remove(path, "its size is not the object's")
+	}
+	if st.Nlink > 1 {
+		return r.remove(path, "it is a staging file")
 	}
 	if d.used.Load()+bytes > d.high {
 		return r.remove(path, "there is no room for it")

@@ -59,6 +59,18 @@ func (c *Cache) restore() error {
 	for _, d := range c.dirs {
 		c.unclean = c.unclean || d.lost.Load()
 	}
+	if c.unclean {
+		for _, d := range c.dirs {
+			if err := c.mendStages(d); err != nil {
+				return err
+			}
+		}
+		if r, ok := ix.(IDRaiser); ok && c.stageFloor > 0 {
+			if err := r.RaiseID(c.stageFloor); err != nil {
+				return fmt.Errorf("the index cannot be written: %w", err)
+			}
+		}
+	}
 	vars := map[string][]byte{varNumber: uints(next)}
 	if err := c.restoreEpochs(vars); err != nil {
 		return fail(err)
@@ -105,18 +117,24 @@ func (c *Cache) measure(d *dir) error {
 	}
 	free, disk := int64(st.Bavail)*st.Bsize, int64(st.Blocks)*st.Bsize
 	d.free.Store(free)
+	d.ballast.find(d.staging)
 	reserve := c.cfg.ReserveFree
 	if reserve == 0 {
 		reserve = min(1<<30, disk/50)
 	}
 	size := d.size
 	if size <= 0 {
-		size = (free + d.used.Load()) / 5 * 4
+		size = (free + d.used.Load() + d.ballast.bytes.Load()) / 5 * 4
 	}
 	if size < 16*BlockSize {
 		return fmt.Errorf("cache directory %s: %d bytes are too little for a cache; free some space, or choose another cache directory", d.path, size)
 	}
 	d.setSize(size, max(reserve, 0))
+	d.ballast.want = c.cfg.Ballast
+	if c.cfg.Ballast == 0 && reserve > 0 && !d.ballast.inMemory {
+		d.ballast.want = min(1<<30, disk/50, size/8)
+	}
+	d.ballast.want = max(d.ballast.want, 0)
 	return nil
 }
 

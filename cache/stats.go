@@ -54,6 +54,9 @@ type DirStats struct {
 	Path                    string
 	Number                  uint32
 	Size, Used, Free        int64 // Free is that of the disk
+	Staged, StagedFiles     int64 // bytes on disk of what is not published yet; counted every few seconds
+	Ballast                 int64 // kept for that, beside what is free
+	Full                    bool  // there is no room for more of it
 	Direct, Stacked, Usable bool
 }
 
@@ -77,7 +80,8 @@ func (c *Cache) Stats() Stats {
 	c.mu.Unlock()
 	for _, d := range c.dirs {
 		s.Dirs = append(s.Dirs, DirStats{Path: d.path, Number: d.format.Number, Size: d.size, Used: d.used.Load() + d.doomed.Load(),
-			Free: d.free.Load(), Direct: d.direct, Stacked: d.stacked, Usable: d.usable()})
+			Free: d.free.Load(), Direct: d.direct, Stacked: d.stacked, Usable: d.usable(),
+			Staged: d.stage.bytes.Load(), StagedFiles: max(d.stage.files.Load(), 0), Ballast: d.ballast.bytes.Load(), Full: d.stage.full.Load()})
 	}
 	return s
 }
@@ -89,21 +93,36 @@ type metric struct {
 	value func(*Stats) float64
 }
 
+// dirMetric is one of each directory.
+type dirMetric struct {
+	desc  *prometheus.Desc
+	value func(*DirStats) int64
+}
+
 // Collector shows the Stats to Prometheus.
 type Collector struct {
 	c       *Cache
 	metrics []metric
-	dirUsed *prometheus.Desc
-	dirSize *prometheus.Desc
+	dirs    []dirMetric
 	source  *prometheus.Desc
 }
 
 // Collector returns a prometheus.Collector of the cache.
 func (c *Cache) Collector() *Collector {
 	k := &Collector{c: c,
-		source:  prometheus.NewDesc("leatfs_cache_read_bytes_total", "Bytes by where they came from: memory and disk to readers, origin into the cache.", []string{"source"}, nil),
-		dirUsed: prometheus.NewDesc("leatfs_cache_used_bytes", "Bytes of object files.", []string{"dir"}, nil),
-		dirSize: prometheus.NewDesc("leatfs_cache_size_bytes", "Capacity.", []string{"dir"}, nil),
+		source: prometheus.NewDesc("leatfs_cache_read_bytes_total", "Bytes by where they came from: memory and disk to readers, origin into the cache.", []string{"source"}, nil),
+	}
+	for _, m := range []struct {
+		name, help string
+		value      func(*DirStats) int64
+	}{
+		{"used_bytes", "Bytes of object files.", func(d *DirStats) int64 { return d.Used }},
+		{"size_bytes", "Capacity.", func(d *DirStats) int64 { return d.Size }},
+		{"staged_bytes", "Bytes of files that are not published yet.", func(d *DirStats) int64 { return d.Staged }},
+		{"staged_files", "Files that are not published yet.", func(d *DirStats) int64 { return d.StagedFiles }},
+		{"ballast_bytes", "Disk space kept for files that are not published yet.", func(d *DirStats) int64 { return d.Ballast }},
+	} {
+		k.dirs = append(k.dirs, dirMetric{prometheus.NewDesc("leatfs_cache_"+m.name, m.help, []string{"dir"}, nil), m.value})
 	}
 	add := func(kind prometheus.ValueType, name, help string, value func(*Stats) float64) {
 		k.metrics = append(k.metrics, metric{prometheus.NewDesc("leatfs_cache_"+name, help, nil, nil), kind, value})
@@ -149,8 +168,9 @@ func (k *Collector) Describe(ch chan<- *prometheus.Desc) {
 		ch <- m.desc
 	}
 	ch <- k.source
-	ch <- k.dirUsed
-	ch <- k.dirSize
+	for _, m := range k.dirs {
+		ch <- m.desc
+	}
 }
 
 // Collect implements prometheus.Collector.
@@ -163,7 +183,8 @@ func (k *Collector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(k.source, prometheus.CounterValue, float64(v), name)
 	}
 	for _, d := range s.Dirs {
-		ch <- prometheus.MustNewConstMetric(k.dirUsed, prometheus.GaugeValue, float64(d.Used), d.Path)
-		ch <- prometheus.MustNewConstMetric(k.dirSize, prometheus.GaugeValue, float64(d.Size), d.Path)
+		for _, m := range k.dirs {
+			ch <- prometheus.MustNewConstMetric(m.desc, prometheus.GaugeValue, float64(m.value(&d)), d.Path)
+		}
 	}
 }
