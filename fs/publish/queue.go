@@ -39,14 +39,14 @@ type Item struct {
 	// After is the ID of an item with a lower Seq that must have left the queue before this one is committed,
 	// wherever it is: the copy that still reads the object that this one deletes or overwrites. 0: none. One
 	// that is not in the queue, or has not a lower Seq, is not waited for.
-	After  uint64
-	Delete bool // it removes the key: see order.go
+	After uint64
 	// Ahead: it has much to upload before its commit (several parts). It may be started before its turn and
 	// then waits in order. Others are started when their turn has come.
 	Ahead     bool
-	NotBefore time.Time // debounce
+	Delete    bool      // it removes the key: see order.go
 	Tries     uint32    // failures so far, and the last: as the ledger says after a restart
-	Error     string
+	Error     string    // likewise
+	NotBefore time.Time // debounce
 	// Run carries it out. nil: done, it leaves the queue; ErrSuperseded: likewise; else it is tried again for
 	// ever with backoff. order waits until everything that must be published earlier is; Run calls it right before
 	// each commit and returns its error if it has one. After Rekey, Run is called again and has to look up the key itself.
@@ -224,10 +224,8 @@ func (q *Queue) Rekey(id uint64, key string) {
 	case e.run.replaced != nil:
 		e.run.replaced.Key = key
 	default:
-		it := e.Item
-		it.Key = key
-		e.run.replaced = &it
-		e.run.stop()
+		q.again(e)
+		e.run.replaced.Key = key
 	}
 	q.dispatch()
 }

@@ -128,6 +128,23 @@ func (q *Queue) sameKey(e *entry) *entry {
 	return nil
 }
 
+// giveWay has f, whose Run waits in order, start again after e, an earlier one of the same key that came
+// later: each would wait for the other. One that is at work meets e in await.
+func (q *Queue) giveWay(f, e *entry) {
+	if f.Key == e.Key && e.before(f) && f.run != nil && f.phase != phaseActive {
+		q.again(f)
+	}
+}
+
+// again cancels the Run of e, after which it starts anew.
+func (q *Queue) again(e *entry) {
+	if r := e.run; r.replaced == nil && !r.gone {
+		it := e.Item
+		r.replaced = &it
+	}
+	e.run.stop()
+}
+
 // chain enters e among the entries of its key.
 func (q *Queue) chain(e *entry) {
 	first := q.keys[e.Key]
@@ -163,6 +180,7 @@ func (q *Queue) dispatch() {
 		if q.ahead < max(1, q.opts.Parallel/4) {
 			if e := q.order.early(); e != nil {
 				if b := q.sameKey(e); b != nil {
+					q.giveWay(b, e)
 					q.park(e, b.ID)
 				} else {
 					q.order.withdraw(e)
@@ -180,6 +198,7 @@ func (q *Queue) dispatch() {
 			b = q.sameKey(e)
 		}
 		if b != nil {
+			q.giveWay(b, e)
 			q.park(e, b.ID)
 			continue
 		}
@@ -226,7 +245,6 @@ func (q *Queue) perform(e *entry, r *run) {
 		e.Tries++
 		e.Error = err.Error()
 		next = q.opts.Now().Add(q.backoff(e.Tries))
-		q.tell(e.ID, err, false)
 	}
 	tries := e.Tries
 	q.mu.Unlock()
@@ -254,6 +272,7 @@ func (q *Queue) perform(e *entry, r *run) {
 		}
 		q.until(e, next)
 		q.unpark(e.ID)
+		q.tell(e.ID, err, false)
 	case err == nil:
 		q.leave(e)
 	}
@@ -275,6 +294,11 @@ func (q *Queue) await(ctx context.Context, e *entry, r *run) error {
 	if err := errors.Join(ctx.Err(), r.stopped.Err()); err != nil {
 		q.mu.Unlock()
 		return err
+	}
+	if q.keys[e.Key].before(e) {
+		q.again(e)
+		q.mu.Unlock()
+		return context.Canceled
 	}
 	if !q.order.blocked(e) && q.after(e) == nil {
 		q.atCommit(r)
