@@ -28,6 +28,7 @@ type Dirty struct {
 type Upload struct {
 	Key, ID  string
 	PartSize int64
+	Token    string // its object will carry
 }
 
 // Dirty returns the record of an inode; ErrNotFound when it has none.
@@ -203,6 +204,7 @@ func encodeDirty(d *Dirty) []byte {
 	b = appendString(b, d.Upload.Key)
 	b = appendString(b, d.Upload.ID)
 	b = binary.AppendVarint(b, d.Upload.PartSize)
+	b = appendString(b, d.Upload.Token)
 	b = binary.AppendUvarint(b, uint64(d.Tries))
 	b = binary.AppendVarint(b, d.Next)
 	return append(b, d.Error...)
@@ -216,7 +218,7 @@ func decodeDirty(ino Ino, v []byte) (Dirty, error) {
 		d.fail()
 	}
 	out := Dirty{Ino: ino, Held: held == 1, Seq: d.uint(), Since: d.int(), Token: d.string(),
-		Upload: Upload{Key: d.string(), ID: d.string(), PartSize: d.int()},
+		Upload: Upload{Key: d.string(), ID: d.string(), PartSize: d.int(), Token: d.string()},
 		Tries:  uint32(d.uintMax(1<<32 - 1)), Next: d.int()}
 	out.Error = d.rest()
 	if err := d.done(); err != nil {

@@ -76,6 +76,8 @@ const (
 	Removed
 	// Owned: Mode, UID and GID are set, also where they are 0.
 	Owned
+	// Ours: the object was published through this index.
+	Ours
 )
 
 // Object is the version of an object that a file inode stands for.
