@@ -15,11 +15,6 @@ import (
 	"github.com/leatfs/leatfs/test/powercut/record"
 )
 
-func TestMain(m *testing.M) {
-	Serve()
-	os.Exit(m.Run())
-}
-
 // An fsync on the file system is a flush of the disk, and what was synced was written before it.
 func TestFsyncIsAFlush(t *testing.T) {
 	Both(t, func(t *testing.T, fs FS) {

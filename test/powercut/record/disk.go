@@ -63,6 +63,9 @@ func Start(dir string, size, unit int64) (*Disk, error) {
 	return d, nil
 }
 
+// PID is the number of the process that serves the disk.
+func (d *Disk) PID() int { return d.cmd.Process.Pid }
+
 // Marks is a file that turns what is written to it into marks, one fact a write: for other processes.
 func (d *Disk) Marks() string { return filepath.Join(mountpoint(d.dir), markName) }
 

@@ -82,49 +82,30 @@ func (l *Loop) Close() error { return l.f.Close() }
 // Sweep takes away what serving processes that are no more have left: file systems on their disks, loop devices,
 // mounts. Those of living ones are not touched.
 func Sweep() error {
-	tags := map[string]bool{}
-	loops, err := filepath.Glob("/sys/block/loop*/loop")
-	if err != nil {
-		return err
-	}
-	for _, l := range loops {
-		if t := loopTag(filepath.Base(filepath.Dir(l))); t != "" {
-			tags[t] = true
-		}
-	}
+	errs := []error{removeLoops(func(tag string, dead bool) bool { return dead || tag != "" && !living(tag) })}
 	mounts, err := readMounts()
 	if err != nil {
 		return err
 	}
 	for _, m := range mounts {
-		if m.kind == "fuse."+fsName {
-			tags[m.source] = true
-		}
-	}
-	var errs []error
-	for t := range tags {
-		if !living(t) {
-			errs = append(errs, removeAbove(t))
-			for _, m := range mounts {
-				if m.source == t {
-					errs = append(errs, unix.Unmount(m.at, unix.MNT_DETACH))
-				}
-			}
+		if m.kind == "fuse."+fsName && !living(m.source) {
+			errs = append(errs, unix.Unmount(m.at, unix.MNT_DETACH))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// removeAbove takes away the file systems on a serving process's disks and the loop devices.
-func removeAbove(tag string) error {
-	loops, err := filepath.Glob("/sys/block/loop*/loop")
+// removeLoops takes away those of our loop devices that which names, and the file systems on them. A device is
+// known by its tag, or as dead when nobody serves its file any more, which also hides its tag.
+func removeLoops(which func(tag string, dead bool) bool) error {
+	loops, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, l := range loops {
-		name := filepath.Base(filepath.Dir(l))
-		if loopTag(name) != tag {
+		name := strings.Split(l, "/")[3]
+		if tag, dead := identify(name); !which(tag, dead) {
 			continue
 		}
 		mounts, err := readMounts()
@@ -136,37 +117,42 @@ func removeAbove(tag string) error {
 				errs = append(errs, unix.Unmount(m.at, unix.MNT_DETACH))
 			}
 		}
-		if loopTag(name) != tag {
-			continue // it went with its mount
-		}
 		f, err := os.OpenFile("/dev/"+name, os.O_RDWR, 0)
 		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		if _, err := unix.IoctlRetInt(int(f.Fd()), unix.LOOP_CLR_FD); err != nil && !errors.Is(err, unix.ENXIO) {
-			errs = append(errs, fmt.Errorf("/dev/%s: %w", name, err))
+		// It may have gone with its mount, and be another's by now.
+		if tag, dead := identify(name); which(tag, dead) {
+			if _, err := unix.IoctlRetInt(int(f.Fd()), unix.LOOP_CLR_FD); err != nil && !errors.Is(err, unix.ENXIO) {
+				errs = append(errs, fmt.Errorf("/dev/%s: %w", name, err))
+			}
 		}
 		f.Close()
 	}
 	return errors.Join(errs...)
 }
 
-// loopTag is the label of a loop device (its name in /sys/block); "" when it has none of ours.
-func loopTag(name string) string {
+// identify returns the tag of a loop device of ours, by its name in /sys/block, or tells that it is one of
+// ours and dead.
+func identify(name string) (tag string, dead bool) {
+	b, err := os.ReadFile("/sys/block/" + name + "/loop/backing_file")
+	if err != nil || !strings.HasPrefix(filepath.Base(strings.TrimSpace(string(b))), fsName+"-") {
+		return "", false
+	}
 	f, err := os.Open("/dev/" + name)
 	if err != nil {
-		return ""
+		return "", false
 	}
 	defer f.Close()
 	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
 	if err != nil {
-		return ""
+		return "", errors.Is(err, unix.ENOTCONN)
 	}
 	if t := unix.ByteSliceToString(info.File_name[:]); strings.HasPrefix(t, fsName+":") {
-		return t
+		return t, false
 	}
-	return ""
+	return "", false
 }
 
 // living tells whether the process of a tag is there.

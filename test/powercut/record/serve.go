@@ -60,7 +60,8 @@ func serve() error {
 		return err
 	}
 	s.ServeConn(stdio{os.Stdin, os.Stdout}) // until the other side is gone
-	err = removeAbove(tag(os.Getpid()))
+	mine := tag(os.Getpid())
+	err = removeLoops(func(tag string, _ bool) bool { return tag == mine })
 	if uerr := server.Unmount(); uerr != nil {
 		err = errors.Join(err, syscall.Unmount(at, syscall.MNT_DETACH))
 	}
@@ -76,10 +77,12 @@ type stdio struct {
 func (s stdio) Close() error { return errors.Join(s.ReadCloser.Close(), s.WriteCloser.Close()) }
 
 const (
-	// diskName is the file that is recorded.
-	diskName = "disk"
-	// fsName is the type of the file system as the table of mounts has it, after "fuse.".
+	// fsName is the type of the file system as the table of mounts has it, after "fuse.". The names of its
+	// files begin with it: a loop device says what file it is over, even when nobody serves that any more.
 	fsName = "leatfs-record"
+	// diskName is the file that is recorded, cutName begins those after a cut.
+	diskName = fsName + "-disk"
+	cutName  = fsName + "-cut-"
 )
 
 func mountpoint(dir string) string { return dir + "/recorded" }
@@ -123,7 +126,7 @@ func (c *Control) Cut(cut Cut, name *string) error {
 	if err != nil {
 		return err
 	}
-	*name = "cut-" + strconv.FormatInt(c.cuts.Add(1), 10)
+	*name = cutName + strconv.FormatInt(c.cuts.Add(1), 10)
 	c.root.add(*name, im)
 	return nil
 }
