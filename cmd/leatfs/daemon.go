@@ -339,7 +339,7 @@ func (d *daemon) fuseOptions(log *slog.Logger) fuse.Options {
 	c := d.cfg
 	o := fuse.Options{
 		Mount: fuse.MountOptions{Mountpoint: c.mountpoint, Source: c.url.String(), AllowOther: c.allowOther,
-			ReadOnly: true, Extra: c.fuseOptions},
+			ReadOnly: c.readOnly, Extra: c.fuseOptions},
 		Log:          log,
 		Passthrough:  c.passthrough == "auto",
 		ReadAheadKiB: int(c.readAhead >> 10),

@@ -80,7 +80,7 @@ func (c *mountConfig) flags(f *pflag.FlagSet) {
 	f.StringVar(&c.sseCustomerKeyFile, "sse-c-key-file", "", "file with the 32-byte key (raw or base64) of objects encrypted with SSE-C")
 	f.DurationVar(&c.ttl, "ttl", def.TTL, "how long what the bucket said of a name is believed")
 	f.BoolVar(&c.immutable, "immutable", false, "objects never change: never ask again of a name that was listed")
-	f.BoolVar(&c.readOnly, "read-only", false, "mount read-only (this version always does)")
+	f.BoolVar(&c.readOnly, "read-only", false, "refuse all changes")
 	f.BoolVar(&c.allowOther, "allow-other", false, "let other users use the mount (permissions are checked by mode)")
 	f.Uint32Var(&c.uid, "uid", uint32(os.Getuid()), "owner of all files")
 	f.Uint32Var(&c.gid, "gid", uint32(os.Getgid()), "group of all files")
@@ -368,6 +368,9 @@ func (c *mountConfig) line(flags *pflag.FlagSet, wanted func(name string) bool) 
 	}
 	return args
 }
+
+// isReadOnly tells whether nothing can be changed: by a flag of this program, or as mount(8) says it.
+func (c *mountConfig) isReadOnly() bool { return c.readOnly || slices.Contains(c.fuseOptions, "ro") }
 
 // permissions are the mode bits of files and directories.
 func (c *mountConfig) permissions() (umask uint32, err error) {

@@ -17,7 +17,7 @@ import (
 func (d *daemon) status() Status {
 	s := Status{
 		Mountpoint: d.cfg.mountpoint, Source: d.cfg.url.String(), Version: version, WorkerPID: os.Getpid(),
-		Started: d.started, State: stateServing, ReadOnly: true, Passthrough: d.session.Passthrough(),
+		Started: d.started, State: stateServing, ReadOnly: d.cfg.isReadOnly(), Passthrough: d.session.Passthrough(),
 		Keeper: keeperStatus(d.link.News()),
 	}
 	s.Keeper.Gone = d.orphan.Load()
@@ -50,7 +50,7 @@ func (d *daemon) status() Status {
 	f := d.fs.Stats()
 	s.Files = FilesStatus{Open: f.OpenFiles, Handles: f.Handles, KeptBackings: f.KeptBackings, Lookups: f.Lookups,
 		Opens: f.Opens, OpensPass: f.OpensPassthrough, OpensDaemon: f.OpensDaemon, Reads: f.Reads, Lists: f.Lists,
-		FailedRequests: d.session.Failed(), NotificationsNo: f.NotifyDropped}
+		FailedRequests: d.session.Failed(), NotificationsNo: f.NotifyDropped, Requests: d.session.Requests()}
 
 	e := d.engine.Stats()
 	s.Prefetch = PrefetchStatus{Asked: e.Prefetched, Used: e.Used, Wasted: e.Wasted}
@@ -78,7 +78,7 @@ func known(t time.Time) *time.Time {
 
 // collector hands what has no collector of its own to Prometheus: the files, and the budget.
 func (d *daemon) collector() prometheus.Collector {
-	g := &gauges{d: d}
+	g := &gauges{d: d, requests: prometheus.NewDesc("leatfs_fuse_requests_total", "Requests of the kernel.", []string{"op"}, nil)}
 	add := func(name, help string, kind prometheus.ValueType, v func(*Status) float64) {
 		g.all = append(g.all, gauge{prometheus.NewDesc("leatfs_"+name, help, nil, nil), kind, v})
 	}
@@ -98,8 +98,9 @@ func (d *daemon) collector() prometheus.Collector {
 }
 
 type gauges struct {
-	d   *daemon
-	all []gauge
+	d        *daemon
+	all      []gauge
+	requests *prometheus.Desc
 }
 
 type gauge struct {
@@ -113,6 +114,7 @@ func (g *gauges) Describe(ch chan<- *prometheus.Desc) {
 	for _, x := range g.all {
 		ch <- x.desc
 	}
+	ch <- g.requests
 }
 
 // Collect implements prometheus.Collector.
@@ -120,6 +122,9 @@ func (g *gauges) Collect(ch chan<- prometheus.Metric) {
 	s := g.d.status()
 	for _, x := range g.all {
 		ch <- prometheus.MustNewConstMetric(x.desc, x.kind, x.value(&s))
+	}
+	for op, n := range s.Files.Requests {
+		ch <- prometheus.MustNewConstMetric(g.requests, prometheus.CounterValue, float64(n), op)
 	}
 }
 

@@ -115,6 +115,8 @@ type FilesStatus struct {
 	Lists           int64 `json:"lists"`
 	FailedRequests  int64 `json:"failed_requests"`
 	NotificationsNo int64 `json:"notifications_dropped"`
+	// Requests of the kernel since this process began, by name ("lookup", "write").
+	Requests map[string]int64 `json:"requests"`
 }
 
 // PrefetchStatus is in bytes.
@@ -254,7 +256,11 @@ func show(w io.Writer, s *Status, asJSON bool) error {
 	read := s.Cache.BytesMemory + s.Cache.BytesDisk
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	row := func(name, format string, a ...any) { fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, a...)) }
-	row("mount", "%s on %s (read-only)", s.Source, s.Mountpoint)
+	readOnly := ""
+	if s.ReadOnly {
+		readOnly = " (read-only)"
+	}
+	row("mount", "%s on %s%s", s.Source, s.Mountpoint, readOnly)
 	row("daemon", "process %d, version %s, up %s", s.WorkerPID, s.Version, time.Since(s.Started).Round(time.Second))
 	row("keeper", "%s", keeper)
 	if s.Keeper.GivenUp > 0 {

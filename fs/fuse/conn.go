@@ -1,6 +1,7 @@
 package fuse
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -21,8 +22,9 @@ import (
 // conn reads requests from /dev/fuse and writes the answers.
 //
 // One goroutine reads, and carries out at once what needs no waiting: a lookup or an open that
-// the index answers takes less time than waking another thread would. What has to wait, for
-// the origin or for a disk, is begun anew in a goroutine of its own, and so is every READ.
+// the index answers takes less time than waking another thread would. What turns out to have to
+// wait for the origin is begun anew in a goroutine of its own. Every READ, and all that goes to a
+// disk, is begun in one (see op, and keep.go for where the request is meanwhile).
 // The device is read through Go's poller: a thread that sits in read(2) keeps the runtime's
 // monitor awake, which on small machines cost more than the requests themselves.
 //
@@ -43,6 +45,9 @@ type conn struct {
 	prior   map[uint64]session.Unfinished // by number: the last process's; only the reader's
 	suspect chan suspect                  // requests carried out one at a time; closed by the reader
 	poison  poison
+	counts  requestCounts
+	// readOnly: what changes something is refused, though the kernel should not send it.
+	readOnly bool
 	// tellKernel is Options.Tell.
 	tellKernel func([]byte) error
 
@@ -52,22 +57,13 @@ type conn struct {
 	busy    atomic.Int64 // since when the reader carries out a request, nanoseconds after began; 0: it waits for one
 	sent    atomic.Int64 // when the last answer was written, likewise
 
+	in      []byte // what the reader reads into; only the reader's
+	kept    keeper
+	left    context.Context // done when the reader is told to leave
+	endLeft context.CancelFunc
+
 	wg sync.WaitGroup // requests in goroutines of their own
-
 }
-
-// The opcodes of the protocol that are told apart here.
-const (
-	opLookup      = 1
-	opForget      = 2
-	opOpen        = 14
-	opRead        = 15
-	opRelease     = 18
-	opOpendir     = 27
-	opReleasedir  = 29
-	opInterrupt   = 36
-	opBatchForget = 42
-)
 
 const (
 	// The kernel wants room for its largest write in every read of the device.
@@ -80,7 +76,9 @@ const (
 const again = fuse.Status(syscall.EAGAIN)
 
 func newConn(s *raw, opt *fuse.MountOptions, log *slog.Logger) *conn {
+	left, endLeft := context.WithCancel(context.Background())
 	return &conn{log: log, raw: s, began: time.Now(), suspect: make(chan suspect, suspectsMax),
+		kept: newKeeper(), left: left, endLeft: endLeft,
 		fast: fuse.NewProtocolServer(&raw{RawFileSystem: s.RawFileSystem, shared: s.shared, noWait: true}, opt),
 		slow: fuse.NewProtocolServer(s, opt)}
 }
@@ -129,23 +127,27 @@ func (c *conn) agree(in []byte) (out []byte, err error) {
 // under way. When the connection has ended they end early: nobody waits for their answers any
 // more. The device stays open until close, since others still write notifications to it.
 func (c *conn) serve() (ended bool) {
-	in, out := make([]byte, inSize), make([]byte, outSize)
+	out := make([]byte, outSize)
 	if c.replay {
-		in = c.session.Inbox()[:inSize]
+		c.in = c.session.Inbox()[:inSize]
+		populate(c.in)
+	} else {
+		c.in = c.kept.buffer()
 	}
-	populate(in)
+	defer c.endLeft()
 	c.wg.Add(1)
 	go func() {
 		defer c.wg.Done()
 		c.oneByOne()
 	}()
-	ended = c.takeOver(in, out)
+	ended = c.takeOver(out)
 	for !ended {
-		n, err := c.file.Read(in)
+		n, err := c.file.Read(c.in)
 		switch {
 		case err == nil && n >= int(unsafe.Sizeof(fuse.InHeader{})):
-			c.request(in[:n], out)
-			c.taken(in)
+			if c.request(c.in[:n], out) {
+				c.taken()
+			}
 			continue
 		case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.EINTR):
 			continue // interrupted before it was read
@@ -190,21 +192,25 @@ func populate(b []byte) {
 func (c *conn) close() error { return c.file.Close() }
 
 // request carries out one request. in and out are the reader's: what goes on without it gets a
-// copy.
-func (c *conn) request(in, out []byte) {
+// copy. false when it is left to the next process.
+func (c *conn) request(in, out []byte) bool {
 	c.busy.Store(c.now())
 	defer c.busy.Store(0)
 	h := (*fuse.InHeader)(unsafe.Pointer(&in[0]))
+	c.counts.add(h.Opcode)
 	switch h.Opcode {
 	case opForget, opBatchForget:
-		return // no table of nodes grows with what the kernel knows
+		return true // no table of nodes grows with what the kernel knows
 	case opInterrupt:
 		if len(in) >= int(unsafe.Sizeof(fuse.InterruptIn{})) {
 			c.raw.interrupts.interrupt((*fuse.InterruptIn)(unsafe.Pointer(&in[0])).Unique)
 		}
-		return
+		return true
 	}
-	r := c.record(h, in)
+	r, ok := c.record(h, in)
+	if !ok {
+		return false
+	}
 	switch {
 	case r.Deaths() >= deathsMax:
 		c.refuse(in, r)
@@ -213,40 +219,54 @@ func (c *conn) request(in, out []byte) {
 		c.suspect <- suspect{append([]byte(nil), in...), r}
 	default:
 		r.Run()
-		c.carryOut(in, out, r)
+		return c.carryOut(in, out, r)
 	}
+	return true
 }
 
 // carryOut carries out a request that was recorded: at once, or in a goroutine of its own if
-// it has to wait.
-func (c *conn) carryOut(in, out []byte, r session.Request) {
+// it has to wait. false when it is left to the next process.
+func (c *conn) carryOut(in, out []byte, r session.Request) bool {
 	h := (*fuse.InHeader)(unsafe.Pointer(&in[0]))
 	testFault(in)
-	if h.Opcode == opRead && len(in) >= int(unsafe.Sizeof(fuse.ReadIn{})) {
-		ri := *(*fuse.ReadIn)(unsafe.Pointer(&in[0]))
-		c.waits(h)
-		c.wg.Add(1)
-		go func() {
-			defer c.wg.Done()
-			defer c.raw.interrupts.remove(ri.Unique)
-			c.read(&ri, r)
-		}()
-		return
+	o := opOf(in)
+	if o.changes && c.readOnly {
+		c.sendError(h, syscall.EROFS)
+		c.finish(r, h.Unique, false)
+		return true
 	}
-	if c.answer(c.fast, in, out) {
-		c.finish(r)
-		return
+	if !o.disk && h.Opcode != opRead && c.answer(c.fast, in, out) {
+		c.finish(r, h.Unique, o.changes)
+		return true
 	}
-	waits := append([]byte(nil), in...)
-	unique := h.Unique
+	in, done, ok := c.keep(in, r)
+	if !ok {
+		return false
+	}
 	c.waits(h)
 	c.wg.Add(1)
 	go func() {
 		defer c.wg.Done()
-		defer c.raw.interrupts.remove(unique)
-		c.answer(c.slow, waits, nil)
-		c.finish(r)
+		defer done()
+		c.carryOutWaiting(in, r)
 	}()
+	return true
+}
+
+// carryOutWaiting carries out a request that may have to wait.
+func (c *conn) carryOutWaiting(in []byte, r session.Request) {
+	h := *(*fuse.InHeader)(unsafe.Pointer(&in[0])) // in may be gone when the request has ended
+	changes := opOf(in).changes
+	defer c.raw.interrupts.remove(h.Unique)
+	switch {
+	case changes && c.readOnly:
+		c.sendError(&h, syscall.EROFS)
+	case h.Opcode == opRead && len(in) >= int(unsafe.Sizeof(fuse.ReadIn{})):
+		c.read((*fuse.ReadIn)(unsafe.Pointer(&in[0])))
+	default:
+		c.answer(c.slow, in, nil)
+	}
+	c.finish(r, h.Unique, changes)
 }
 
 // waits makes a request one that can be interrupted. The kernel tells of an interrupt once: a
@@ -258,10 +278,15 @@ func (c *conn) waits(h *fuse.InHeader) {
 	}
 }
 
-// finish forgets a request. What was muted is left for the next process.
-func (c *conn) finish(r session.Request) {
-	if !c.mute.Load() {
-		c.session.End(r)
+// finish forgets a request that was answered, and then what came of it: nobody sends it again. What
+// was muted is left for the next process.
+func (c *conn) finish(r session.Request, unique uint64, changed bool) {
+	if c.mute.Load() {
+		return
+	}
+	c.session.End(r)
+	if changed {
+		c.raw.fs.Answered(unique &^ resentBit)
 	}
 }
 
@@ -294,13 +319,19 @@ func (c *conn) answer(s *fuse.ProtocolServer, in, out []byte) bool {
 // unanswered takes back an open that nobody waits for any more, so that nobody will release it.
 // What a process before this one had opened it may have answered, too.
 func (c *conn) unanswered(h *fuse.InHeader, out []byte) {
-	oh := (*fuse.OutHeader)(unsafe.Pointer(&out[0]))
-	if oh.Status != 0 || len(out) < int(unsafe.Sizeof(fuse.OutHeader{})+unsafe.Sizeof(fuse.OpenOut{})) {
+	if (*fuse.OutHeader)(unsafe.Pointer(&out[0])).Status != 0 {
 		return
 	}
-	fh := (*fuse.OpenOut)(unsafe.Pointer(&out[unsafe.Sizeof(fuse.OutHeader{})])).Fh
+	open := out[unsafe.Sizeof(fuse.OutHeader{}):]
+	if h.Opcode == opCreate && len(open) >= int(unsafe.Sizeof(fuse.CreateOut{})) {
+		open = open[unsafe.Sizeof(fuse.EntryOut{}):]
+	}
+	if len(open) < int(unsafe.Sizeof(fuse.OpenOut{})) {
+		return
+	}
+	fh := (*fuse.OpenOut)(unsafe.Pointer(&open[0])).Fh
 	switch h.Opcode {
-	case opOpen:
+	case opOpen, opCreate:
 		if c.session.Made(fh) {
 			c.raw.fs.Release(fh)
 		}
@@ -312,7 +343,6 @@ func (c *conn) unanswered(h *fuse.InHeader, out []byte) {
 // room is how large the answer to a request may be. Only those that name a size themselves
 // can be larger than outSize.
 func room(h *fuse.InHeader, in []byte) int {
-	const opReaddir, opReaddirplus, opGetxattr, opListxattr = 28, 44, 22, 23
 	size := 0
 	switch h.Opcode {
 	case opReaddir, opReaddirplus:
@@ -328,7 +358,7 @@ func room(h *fuse.InHeader, in []byte) int {
 }
 
 // read carries out a READ.
-func (c *conn) read(in *fuse.ReadIn, r session.Request) {
+func (c *conn) read(in *fuse.ReadIn) {
 	head := fuse.OutHeader{Unique: in.Unique, Length: uint32(unsafe.Sizeof(fuse.OutHeader{}))}
 	vecs := [][]byte{unsafe.Slice((*byte)(unsafe.Pointer(&head)), head.Length)}
 	release, status := c.readNow(in, &vecs)
@@ -338,7 +368,6 @@ func (c *conn) read(in *fuse.ReadIn, r session.Request) {
 		head.Length += uint32(len(v))
 	}
 	c.send(in.Unique, vecs...)
-	c.finish(r)
 }
 
 // readNow appends what was read to vecs.

@@ -30,6 +30,16 @@ func sentinel(err error) (syscall.Errno, bool) {
 		{fs.ErrNameTooLong, syscall.ENAMETOOLONG},
 		{fs.ErrInvalid, syscall.EINVAL},
 		{fs.ErrBadHandle, syscall.EBADF},
+		{fs.ErrExist, syscall.EEXIST},
+		{fs.ErrNotEmpty, syscall.ENOTEMPTY},
+		{fs.ErrNotAllowed, syscall.EPERM},
+		{fs.ErrNoAttr, syscall.ENODATA},
+		{fs.ErrUnsupported, syscall.EOPNOTSUPP},
+		{fs.ErrCrossDevice, syscall.EXDEV},
+		{fs.ErrTooManyLinks, syscall.EMLINK},
+		{fs.ErrTooBig, syscall.EFBIG},
+		{fs.ErrNoData, syscall.ENXIO},
+		{meta.ErrExist, syscall.EEXIST},
 		{meta.ErrNoSpace, syscall.ENOSPC},
 		{session.ErrFull, syscall.ENFILE},
 		{meta.ErrNotFound, syscall.ESTALE}, // its directory was removed meanwhile
@@ -42,6 +52,17 @@ func sentinel(err error) (syscall.Errno, bool) {
 	return 0, false
 }
 
+// ofFile tells whether an errno that a system call on a file of the cache's disk failed with means
+// the same to who uses the mount. Any other, ENOENT above all, says that something is wrong here.
+func ofFile(e syscall.Errno) bool {
+	switch e {
+	case syscall.ENOSPC, syscall.EDQUOT, syscall.EFBIG, syscall.ENXIO, syscall.EINVAL, syscall.EOPNOTSUPP,
+		syscall.E2BIG, syscall.ERANGE, syscall.ENODATA, syscall.ENOMEM, syscall.ETXTBSY:
+		return true
+	}
+	return false
+}
+
 // errnoOf is the one place where errors become errno. An origin that throttles, fails or
 // does not answer is EIO, never ENOENT.
 func errnoOf(err error) syscall.Errno {
@@ -50,6 +71,12 @@ func errnoOf(err error) syscall.Errno {
 	}
 	if e, ok := sentinel(err); ok {
 		return e
+	}
+	// An errno of the network is none of a file's.
+	var origin *objstore.Error
+	var file syscall.Errno
+	if !errors.As(err, &origin) && errors.As(err, &file) && ofFile(file) {
+		return file
 	}
 	switch objstore.KindOf(err) {
 	case objstore.NotFound:
@@ -70,7 +97,9 @@ func errnoOf(err error) syscall.Errno {
 func quiet(e syscall.Errno) bool {
 	switch e {
 	case syscall.ENOENT, syscall.EAGAIN, syscall.ESTALE, syscall.EROFS, syscall.EISDIR, syscall.ENOTDIR,
-		syscall.ENAMETOOLONG, syscall.EINTR, syscall.EBADF:
+		syscall.ENAMETOOLONG, syscall.EINTR, syscall.EBADF, syscall.EEXIST, syscall.ENOTEMPTY, syscall.EPERM, syscall.ENODATA,
+		syscall.EOPNOTSUPP, syscall.EXDEV, syscall.EMLINK, syscall.EFBIG, syscall.ENXIO, syscall.ERANGE, syscall.EINVAL,
+		syscall.E2BIG, syscall.ETXTBSY:
 		return true
 	}
 	return false

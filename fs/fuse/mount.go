@@ -67,6 +67,9 @@ func (o *MountOptions) split() (flags uintptr, data []string, err error) {
 	return flags, data, nil
 }
 
+// readOnly tells whether nothing can be changed.
+func (o *MountOptions) readOnly() bool { return o.ReadOnly || o.has("ro") }
+
 func (o *MountOptions) has(option string) bool {
 	for _, x := range o.Extra {
 		if x == option {

@@ -19,11 +19,11 @@ import (
 // blockSize is st_blksize: programs size their buffers by it (Python reads in units of it).
 const blockSize = 1 << 20
 
-// raw implements fuse.RawFileSystem over fs.FS. What it does not implement of mutations
-// answers EROFS. There are two of them: one that may wait, and one with noWait, whose answer
-// to what would have to wait is EAGAIN.
+// raw implements fuse.RawFileSystem over fs.FS. There are two of them: one that may wait, and one
+// with noWait, whose answer to what would have to wait is EAGAIN; it is asked for nothing that
+// goes to a disk (see op).
 type raw struct {
-	fuse.RawFileSystem // answers ENOSYS for what is not here
+	fuse.RawFileSystem // answers ENOSYS for what is not here: locks are the kernel's
 	*shared
 	noWait bool
 }
@@ -64,14 +64,24 @@ func (r *raw) String() string { return "leatfs" }
 func fillAttr(out *fuse.Attr, a *fs.Attr) {
 	out.Ino = a.Ino
 	out.Size = uint64(a.Size)
-	out.Blocks = (out.Size + 511) / 512
+	if out.Blocks = uint64(a.Blocks); a.Blocks < 0 {
+		out.Blocks = (out.Size + 511) / 512
+	}
 	out.Blksize = blockSize
 	out.Mode = modeOf(a.Kind) | a.Mode
 	out.Nlink = a.Nlink
+	out.Rdev = a.Rdev
 	out.Uid, out.Gid = a.UID, a.GID
-	sec, nsec := uint64(a.MTime/1e9), uint32(a.MTime%1e9)
-	out.Mtime, out.Ctime, out.Atime = sec, sec, sec
-	out.Mtimensec, out.Ctimensec, out.Atimensec = nsec, nsec, nsec
+	ctime, atime := a.CTime, a.ATime
+	if ctime == 0 {
+		ctime = a.MTime
+	}
+	if atime == 0 {
+		atime = a.MTime
+	}
+	out.Mtime, out.Mtimensec = seconds(a.MTime)
+	out.Ctime, out.Ctimensec = seconds(ctime)
+	out.Atime, out.Atimensec = seconds(atime)
 }
 
 func modeOf(k meta.Kind) uint32 {
@@ -80,6 +90,14 @@ func modeOf(k meta.Kind) uint32 {
 		return syscall.S_IFDIR
 	case meta.KindSymlink:
 		return syscall.S_IFLNK
+	case meta.KindFIFO:
+		return syscall.S_IFIFO
+	case meta.KindSocket:
+		return syscall.S_IFSOCK
+	case meta.KindChar:
+		return syscall.S_IFCHR
+	case meta.KindBlock:
+		return syscall.S_IFBLK
 	}
 	return syscall.S_IFREG
 }
@@ -117,71 +135,44 @@ func (r *raw) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.Attr
 func (r *raw) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	ctx := r.context(cancel, &in.InHeader)
 	defer ctx.finish()
+	ctx.kill = in.Mode&fuse.OPEN_KILL_SUIDGID != 0
 	o, err := r.fs.Open(ctx, fs.NodeID(in.NodeId), int(in.Flags))
 	if err != nil {
 		return r.status("open", err)
 	}
+	fillOpen(out, &o)
+	return fuse.OK
+}
+
+func fillOpen(out *fuse.OpenOut, o *fs.Opened) {
 	out.Fh = o.FH
-	// A handle that only reads has nothing to flush: one request less at each close.
-	out.OpenFlags = fuse.FOPEN_NOFLUSH
-	if o.Passthrough {
+	if !o.Write {
+		// A handle that only reads has nothing to flush: one request less at each close.
+		out.OpenFlags = fuse.FOPEN_NOFLUSH
+	}
+	// The kernel refuses other mixes: what it reads by itself it keeps as it sees fit.
+	switch {
+	case o.Passthrough && o.Direct:
+		// This handle is served by the daemon, beside others of the node that are not.
+		out.OpenFlags |= fuse.FOPEN_PASSTHROUGH | fuse.FOPEN_DIRECT_IO
+		out.BackingID = o.Backing
+	case o.Passthrough:
 		out.OpenFlags |= fuse.FOPEN_PASSTHROUGH
 		out.BackingID = o.Backing
-	} else {
+	case o.Direct:
+		out.OpenFlags |= fuse.FOPEN_DIRECT_IO
+	default:
 		out.OpenFlags |= fuse.FOPEN_KEEP_CACHE
 	}
-	return fuse.OK
 }
 
 func (r *raw) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 	r.fs.Release(in.Fh)
 }
 
-func (r *raw) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status { return fuse.OK }
-
-func (r *raw) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status { return fuse.OK }
-
-func (r *raw) FsyncDir(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status { return fuse.OK }
-
 func (r *raw) StatFs(cancel <-chan struct{}, h *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
 	s := r.fs.Statfs()
 	*out = fuse.StatfsOut{Blocks: s.Blocks, Bfree: s.Free, Bavail: s.Free, Bsize: s.BlockSize,
 		Frsize: s.BlockSize, NameLen: s.MaxName, Files: 1 << 40, Ffree: 1 << 40}
 	return fuse.OK
-}
-
-// Lseek: SEEK_DATA and SEEK_HOLE see a file without holes.
-func (r *raw) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.LseekOut) fuse.Status {
-	ctx := r.context(cancel, &in.InHeader)
-	defer ctx.finish()
-	a, _, err := r.fs.Getattr(ctx, fs.NodeID(in.NodeId))
-	if err != nil {
-		return r.status("lseek", err)
-	}
-	const seekData, seekHole = 3, 4
-	switch {
-	case in.Whence != seekData && in.Whence != seekHole:
-		return fuse.EINVAL
-	case in.Offset >= uint64(a.Size):
-		return fuse.Status(syscall.ENXIO)
-	case in.Whence == seekHole:
-		out.Offset = uint64(a.Size)
-	default:
-		out.Offset = in.Offset
-	}
-	return fuse.OK
-}
-
-// GetXAttr: no file has any, and the answer says that there cannot be: ls -l asks for the
-// SELinux label and the ACL, and given that answer asks for no other file of the mount. The one
-// that the kernel itself asks for is merely absent.
-func (r *raw) GetXAttr(cancel <-chan struct{}, h *fuse.InHeader, attr string, dest []byte) (uint32, fuse.Status) {
-	if attr == "security.capability" {
-		return 0, fuse.ENODATA
-	}
-	return 0, fuse.Status(syscall.EOPNOTSUPP)
-}
-
-func (r *raw) ListXAttr(cancel <-chan struct{}, h *fuse.InHeader, dest []byte) (uint32, fuse.Status) {
-	return 0, fuse.OK
 }

@@ -96,7 +96,7 @@ func (r *Refuser) refuse(in []byte) {
 			s.FreeHandle((*fuse.ReleaseIn)(unsafe.Pointer(&in[0])).Fh)
 		}
 		status = 0
-	case opOpen:
+	case opOpen, opCreate:
 		if h.Unique&resentBit != 0 && s != nil {
 			// It had been carried out, and not answered.
 			if fh, _, ok := s.HandleOf(h.Unique &^ resentBit); ok {

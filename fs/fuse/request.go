@@ -26,6 +26,7 @@ type requestContext struct {
 	pid         uint32
 	unique      uint64          // the request's number
 	noWait      bool            // see NoWait
+	kill        bool            // see KillSUIDGID
 	dead        <-chan struct{} // closed when the connection has ended
 
 	mu       sync.Mutex
@@ -53,6 +54,10 @@ func (c *requestContext) Request() (unique uint64, resent bool) {
 
 // NoWait tells package fs that this request must not wait; it then answers fs.ErrWouldWait.
 func (c *requestContext) NoWait() bool { return c.noWait }
+
+// KillSUIDGID tells package fs that an open with O_TRUNC is by one who is not privileged: the file
+// loses set-uid and set-gid, as with SetAttr.KillSUIDGID.
+func (c *requestContext) KillSUIDGID() bool { return c.kill }
 
 // Done implements context.Context.
 func (c *requestContext) Done() <-chan struct{} {

@@ -166,14 +166,16 @@ func newServers(opt Options, epoch uint32) *Session {
 		// Without HANDLE_KILLPRIV_V2 every write() that the kernel passes through would first
 		// ask for security.capability, and so wait for the daemon.
 		ExtraCapabilities: fuse.CAP_READDIRPLUS_AUTO | capHandleKillprivV2 |
-			fuse.CAP_DIRECT_IO_ALLOW_MMAP | fuse.CAP_ASYNC_DIO,
+			fuse.CAP_DIRECT_IO_ALLOW_MMAP | fuse.CAP_ASYNC_DIO |
+			// O_TRUNC comes with the open: what is not wanted any more need not be fetched.
+			fuse.CAP_ATOMIC_O_TRUNC,
 		ExplicitDataCacheControl: true,
 	}
 	if !opt.Passthrough {
 		mo.DisabledCapabilities |= fuse.CAP_PASSTHROUGH
 	}
 	s.conn = newConn(s.raw, mo, opt.Log)
-	s.conn.tellKernel = opt.Tell
+	s.conn.tellKernel, s.conn.readOnly = opt.Tell, opt.Mount.readOnly()
 	return s
 }
 

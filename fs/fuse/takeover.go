@@ -62,7 +62,7 @@ func (c *conn) inherit(blame bool) {
 
 // takeOver carries out what the process before was sent and did not answer. ended tells that
 // the connection is no more.
-func (c *conn) takeOver(in, out []byte) (ended bool) {
+func (c *conn) takeOver(out []byte) (ended bool) {
 	if c.prior == nil {
 		return false
 	}
@@ -75,16 +75,16 @@ func (c *conn) takeOver(in, out []byte) (ended bool) {
 	}
 	resent := true
 	for resent {
-		n, err := unix.Read(c.fd, in)
+		n, err := unix.Read(c.fd, c.in)
 		switch {
 		case err == nil && n >= int(unsafe.Sizeof(fuse.InHeader{})):
-			h := (*fuse.InHeader)(unsafe.Pointer(&in[0]))
+			h := (*fuse.InHeader)(unsafe.Pointer(&c.in[0]))
 			// An interrupt or a forget may come between.
 			resent = h.Unique&resentBit != 0 || h.Opcode == opInterrupt || h.Opcode == opForget || h.Opcode == opBatchForget
 			if !resent {
 				c.settle()
 			}
-			c.request(in[:n], out)
+			c.request(c.in[:n], out)
 		case err == unix.EINTR, err == unix.ENOENT:
 		case err == unix.EAGAIN:
 			c.settle()
@@ -130,10 +130,12 @@ func (c *conn) replayAll(out []byte) {
 			continue
 		}
 		(*fuse.InHeader)(unsafe.Pointer(&u.Content[0])).Unique |= resentBit // here only: see send
-		c.request(u.Content, out)
+		if !c.request(u.Content, out) {
+			return // left to the next process
+		}
 	}
 	c.prior = nil
-	c.taken(c.session.Inbox())
+	c.taken()
 }
 
 // lastRead returns the request that was read last, if the process before was killed in taking it.
@@ -151,26 +153,30 @@ func lastRead(s *session.Session) []byte {
 }
 
 // taken says that the request in the inbox is recorded, or was answered.
-func (c *conn) taken(in []byte) {
+func (c *conn) taken() {
 	if c.replay {
-		(*fuse.InHeader)(unsafe.Pointer(&in[0])).Length = 0
+		(*fuse.InHeader)(unsafe.Pointer(&c.in[0])).Length = 0
 	}
 }
 
 // record records a request, or finds the record that the process before made of it. Beyond 4096
-// under way they are carried out without.
-func (c *conn) record(h *fuse.InHeader, in []byte) session.Request {
+// under way they are carried out without; in replay mode they wait, and so do those beyond the
+// large ones that can be recorded. false when the reader was told to leave meanwhile.
+func (c *conn) record(h *fuse.InHeader, in []byte) (r session.Request, ok bool) {
 	unique := h.Unique &^ resentBit
 	if u, ok := c.prior[unique]; ok {
 		delete(c.prior, unique)
-		return u.Request
+		return u.Request, true
 	}
 	var content []byte
 	if c.replay {
 		content = in
 	}
 	r, err := c.session.Begin(unique, h.NodeId, h.Opcode, content)
-	for err != nil && c.replay && !c.leaving.Load() {
+	for err != nil && c.replay {
+		if c.leaving.Load() {
+			return r, false // it is found in the inbox
+		}
 		// Without a record nobody would ever answer it, should this process be killed.
 		c.busy.Store(0)
 		time.Sleep(time.Millisecond)
@@ -179,25 +185,20 @@ func (c *conn) record(h *fuse.InHeader, in []byte) session.Request {
 	if err != nil {
 		c.log.Debug("a request is carried out without a record", "unique", unique, "err", err)
 	}
-	return r
+	return r, true
 }
 
 // oneByOne carries out the requests of which a process may have died.
 func (c *conn) oneByOne() {
 	for s := range c.suspect {
-		h := (*fuse.InHeader)(unsafe.Pointer(&s.in[0]))
-		switch {
-		case c.mute.Load() || c.leaving.Load(): // left to the next process
-		case h.Opcode == opRead && len(s.in) >= int(unsafe.Sizeof(fuse.ReadIn{})):
-			s.r.Run()
-			c.read((*fuse.ReadIn)(unsafe.Pointer(h)), s.r)
-		default:
-			s.r.Run()
-			testFault(s.in)
-			c.answer(c.slow, s.in, nil)
-			c.finish(s.r)
+		if c.mute.Load() || c.leaving.Load() {
+			// Left to the next process.
+			c.raw.interrupts.remove((*fuse.InHeader)(unsafe.Pointer(&s.in[0])).Unique)
+			continue
 		}
-		c.raw.interrupts.remove(h.Unique)
+		s.r.Run()
+		testFault(s.in)
+		c.carryOutWaiting(s.in, s.r)
 	}
 }
 
@@ -206,9 +207,10 @@ func (c *conn) refuse(in []byte, r session.Request) {
 	h := (*fuse.InHeader)(unsafe.Pointer(&in[0]))
 	path := c.raw.fs.PathOf(fs.NodeID(h.NodeId))
 	what := fmt.Sprintf("%s of %s", opName(h.Opcode), path)
-	if h.Opcode == opLookup {
+	switch h.Opcode {
+	case opLookup, opUnlink, opRmdir:
 		name, _, _ := bytes.Cut(in[unsafe.Sizeof(fuse.InHeader{}):], []byte{0})
-		what = fmt.Sprintf("lookup of %q in %s", name, path)
+		what = fmt.Sprintf("%s of %q in %s", opName(h.Opcode), name, path)
 	}
 	c.log.Error("a request is given up: each process that carried it out died; it is answered EIO",
 		"request", what, "deaths", r.Deaths(), "process", h.Pid)
@@ -220,7 +222,7 @@ func (c *conn) refuse(in []byte, r session.Request) {
 		c.raw.fs.Release(fh) // it had been carried out, and not answered
 	}
 	c.sendError(h, syscall.EIO)
-	c.finish(r)
+	c.finish(r, h.Unique, opOf(in).changes)
 }
 
 // sendError answers an error; gone when nobody waits for it.
@@ -232,6 +234,7 @@ func (c *conn) sendError(h *fuse.InHeader, e syscall.Errno) (gone bool) {
 // leave stops the reader.
 func (c *conn) leave() {
 	c.leaving.Store(true)
+	c.endLeft()
 	_ = c.file.SetReadDeadline(time.Unix(1, 0)) // fails only when it is closed, and the reader gone
 }
 
@@ -271,20 +274,6 @@ func (c *conn) health(limit time.Duration) error {
 
 // readerMax is how long the reader may take over one request. It waits for nothing but the index.
 const readerMax = 8 * time.Second
-
-// opName is what messages call a request.
-func opName(op uint32) string {
-	for _, o := range []struct {
-		op   uint32
-		name string
-	}{{opLookup, "lookup"}, {3, "getattr"}, {opOpen, "open"}, {opRead, "read"}, {17, "statfs"}, {18, "release"}, {opOpendir, "opendir"},
-		{28, "readdir"}, {29, "releasedir"}, {44, "readdirplus"}, {46, "lseek"}} {
-		if o.op == op {
-			return o.name
-		}
-	}
-	return fmt.Sprintf("request %d", op)
-}
 
 // askResend asks the kernel to send again what was read and not answered. Before Linux 6.9 the
 // answer is EINVAL.

@@ -14,7 +14,6 @@ func TestLarge(t *testing.T) {
 	content := func(unique uint64, n int) []byte { return bytes.Repeat([]byte{byte(unique)}, n) }
 	sizes := []int{contentSize + 1, largeSize, contentSize, 100<<10 + 7, 1}
 	for round := range uint64(3) {
-		var all []Request
 		want := make(map[uint64][]byte)
 		places := 0
 		for i := uint64(0); places < maxLarge; i++ {
@@ -25,7 +24,6 @@ func TestLarge(t *testing.T) {
 				t.Fatal(err)
 			}
 			want[unique] = c
-			all = append(all, r)
 			if len(c) > contentSize {
 				places++
 				if !bytes.Equal(r.Large(), c) {

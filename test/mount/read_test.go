@@ -321,7 +321,7 @@ func stat(t *testing.T, f *os.File) *syscall.Stat_t {
 func TestReadOnly(t *testing.T) {
 	w := newWorld(t)
 	w.put("dir/f", []byte("x"))
-	m := w.mount()
+	m := w.mount("--read-only")
 	f := m.path("dir/f")
 	for what, try := range map[string]func() error{
 		"create":   func() error { _, err := os.Create(m.path("new")); return err },

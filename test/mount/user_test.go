@@ -533,7 +533,7 @@ func TestStatus(t *testing.T) {
 	const number = `[0-9.]+`
 	const size = number + `(B|[KMGT]iB)`
 	for _, want := range []string{
-		`mount     s3://` + w.bucket + ` on ` + m.dir + ` \(read-only\)`,
+		`mount     s3://` + w.bucket + ` on ` + m.dir + `$`,
 		`daemon    process [0-9]+, version \S+, up [0-9ms]+`,
 		`bucket    ok`,
 		`requests  GET [0-9]+, HEAD [0-9]+, LIST [0-9]+; 9MiB in; 0 retried, [0-9]+ hedged`,
