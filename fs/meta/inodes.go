@@ -1,10 +1,10 @@
 package meta
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/dgraph-io/badger/v4"
 )
@@ -205,69 +205,21 @@ func readDir(tx *badger.Txn, dir Ino) (in Inode, err error) {
 // flag Removed (ErrInvalid). Where it changes Gen, what the inode was is kept for InodeAt.
 // Returns the inode as it is afterwards. opts: see For.
 func (db *DB) Update(ino Ino, fn func(*Inode) error, opts ...Option) (in Inode, err error) {
-	if err := db.enter(); err != nil {
-		return in, err
-	}
-	defer db.life.RUnlock()
-	for {
-		var p place
-		if err := db.view(func(tx *badger.Txn) error {
-			p, err = readPlace(tx, ino)
+	err = db.Do(func(tx *Tx) error {
+		if in, err = tx.Inode(ino); err != nil {
 			return err
-		}); err != nil {
-			return in, err
 		}
-		in, err = db.updateAt(ino, p, fn, opts)
-		if !errors.Is(err, errRetry) {
-			var c *callerError
-			if errors.As(err, &c) {
-				err = c.error
-			}
-			return in, err
+		old := in
+		if err = fn(&in); err == nil {
+			err = tx.Update(&in)
 		}
-	}
-}
-
-// updateAt is Update if the inode's body is still where p says; errRetry otherwise.
-func (db *DB) updateAt(ino Ino, p place, fn func(*Inode) error, opts []Option) (in Inode, err error) {
-	lock := ino
-	if p.at == nil {
-		lock = p.parent
-	}
-	mu := db.dirLock(lock)
-	mu.Lock()
-	defer mu.Unlock()
-	err = db.change(opts, &in, func(tx *badger.Txn) (bool, error) {
-		now, err := readPlace(tx, ino)
 		if err != nil {
-			return false, err
-		}
-		if (now.at == nil) != (p.at == nil) || now.parent != p.parent || now.name != p.name {
-			return false, errRetry
-		}
-		var old Inode
-		if err := readBody(tx, ino, &now, &old); err != nil {
-			return false, err
-		}
-		in = old
-		if err := fn(&in); err != nil {
 			in = old
-			return false, &callerError{err}
+			return err
 		}
-		if err := checkUpdate(&old, &in); err != nil {
-			in = old
-			return false, err
-		}
-		if in == old {
-			return true, nil
-		}
-		if in.Gen != old.Gen {
-			if err := putKept(tx, &old, time.Now().UnixNano()); err != nil {
-				return false, err
-			}
-		}
-		return true, putBody(tx, &now, &in)
-	})
+		tx.Result(&in)
+		return nil
+	}, opts...)
 	return in, err
 }
 
@@ -311,7 +263,7 @@ func putRemoved(tx *badger.Txn, in *Inode, now int64, keepDentry bool) error {
 	if err := tx.Set(removedKey(now, in.Ino), nil); err != nil {
 		return err
 	}
-	if in.Kind == KindDir {
+	if in.Kind == KindDir { // nobody may believe what it says of names below
 		if err := tx.Delete(inoKey(keyListing, in.Ino)); err != nil {
 			return err
 		}
@@ -323,31 +275,51 @@ func putRemoved(tx *badger.Txn, in *Inode, now int64, keepDentry bool) error {
 // Purge. Nothing is asked about what a removed directory holds. ErrNotFound when there
 // is no such name. opts: see For.
 func (db *DB) Remove(parent Ino, name string, opts ...Option) error {
-	_, err := db.RemoveIf(parent, name, func(*Inode) bool { return true }, opts...)
-	return err
-}
-
-// RemoveIf is Remove if fn says so, atomically; else nothing happens. Returns the inode that
-// has, or had, the name. fn runs under a lock of the index and must not call it.
-func (db *DB) RemoveIf(parent Ino, name string, fn func(*Inode) bool, opts ...Option) (in Inode, err error) {
-	var no = errors.New("no")
-	err = db.Do(func(tx *Tx) error {
-		if in, err = tx.Lookup(parent, name); err != nil {
-			return err
-		}
-		if !fn(&in) {
-			return no
-		}
-		if in, err = tx.Remove(parent, name); err == nil {
-			tx.Result(&in)
-		}
+	return db.Do(func(tx *Tx) error {
+		in, err := tx.Remove(parent, name)
+		tx.Result(&in)
 		return err
 	}, opts...)
-	if err == no {
-		err = nil
-	}
-	return in, err
 }
+
+// RemoveIf is Remove if fn says so, atomically, and nothing below is Local; else nothing
+// happens. Returns the inode that has, or had, the name. fn runs under a lock of the index and must not call it.
+func (db *DB) RemoveIf(parent Ino, name string, fn func(*Inode) bool, opts ...Option) (in Inode, err error) {
+	for alone := false; ; alone = true {
+		err = db.do(alone, func(tx *Tx) error {
+			if in, err = tx.Lookup(parent, name); err != nil {
+				return err
+			}
+			if !fn(&in) {
+				return errNo
+			}
+			if in.Kind == KindDir {
+				if !alone {
+					return errAlone
+				}
+				if local, err := localBelow(tx.txn(), in.Ino); err != nil || local {
+					return cmp.Or(err, errNo)
+				}
+			}
+			if in, err = tx.Remove(parent, name); err == nil {
+				tx.Result(&in)
+			}
+			return err
+		}, opts)
+		switch {
+		case errors.Is(err, errNo):
+			return in, nil
+		case err != errAlone:
+			return in, err
+		}
+	}
+}
+
+// errNo: a caller's function said no. errAlone: this may not be done beside transactions of Do.
+var (
+	errNo    = errors.New("no")
+	errAlone = errors.New("alone")
+)
 
 // largest returns the largest inode number and cache ID in the database.
 func (db *DB) largest() (ino, id uint64, err error) {

@@ -25,6 +25,7 @@ const (
 	keyDoomed  = 'z' // cache id             -> nothing: its extents are still to be deleted
 	keyMarks   = 'm' //                      -> copy of the marks, see marks.go
 	keyName    = 'n' // ino, parent, name    -> nothing: the names of an inode that had several
+	keyLocal   = 'c' // ino                  -> nothing: something below the directory is or was Local
 	keyTimes   = 't' // ino                  -> times of a directory
 	keyDirty   = 'y' // ino                  -> Dirty
 	keyTomb    = 'w' // object key           -> Tomb

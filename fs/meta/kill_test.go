@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -22,6 +23,7 @@ func audit(db *DB) error {
 	return db.view(func(tx *badger.Txn) error {
 		it := tx.NewIterator(badger.IteratorOptions{})
 		defer it.Close()
+		links, dirty, tombs := 0, 0, 0
 		bodies, places, removed, kept, records, idents := 0, 0, 0, 0, 0, 0
 		for it.Rewind(); it.Valid(); it.Next() {
 			k := it.Item().KeyCopy(nil)
@@ -37,6 +39,16 @@ func audit(db *DB) error {
 					return bad(err)
 				}
 				p, err := readPlace(tx, in.Ino)
+				if isRef(&in) {
+					if err != nil || p.at == nil || p.at.Flags&Removed != 0 {
+						return bad(fmt.Errorf("leads to %d: %+v, %w", in.Ino, p, err))
+					}
+					if has, err := hasKey(tx, nameOf(in.Ino, in.Parent, in.Name)); err != nil || !has {
+						return bad(fmt.Errorf("not among the names of %d, %w", in.Ino, err))
+					}
+					links++
+					continue
+				}
 				if err != nil || p.at != nil || p.parent != in.Parent || p.name != in.Name || in.Flags&Removed != 0 {
 					return bad(fmt.Errorf("inode %d is elsewhere: %+v, %w", in.Ino, p, err))
 				}
@@ -47,7 +59,14 @@ func audit(db *DB) error {
 					return bad(err)
 				}
 				p, _ := readPlace(tx, in.Ino)
-				if (p.at != nil) != (in.Flags&Removed != 0 || in.Parent == in.Ino) {
+				linked := p.at != nil && in.Flags&Removed == 0 && in.Parent != in.Ino
+				if linked {
+					names := listNames(tx, in.Ino)
+					if len(names) != int(in.Links)+1 || !slices.Contains(names, Name{in.Parent, in.Name}) {
+						return bad(fmt.Errorf("%+v has names %v", in, names))
+					}
+				}
+				if (p.at != nil) != (in.Flags&Removed != 0 || in.Parent == in.Ino || linked) || p.at == nil && in.Links != 0 {
 					return bad(errors.New("body in the wrong place"))
 				}
 				if p.at == nil {
@@ -57,6 +76,30 @@ func audit(db *DB) error {
 					if _, err := tx.Get(removedKey(p.since, in.Ino)); err != nil {
 						return bad(err)
 					}
+				}
+			case keyName:
+				var in Inode
+				if err := readEntry(tx, getIno(k[1+inoLen:]), string(k[1+2*inoLen:]), &in); err != nil || !isRef(&in) || in.Ino != getIno(k[1:]) {
+					return bad(fmt.Errorf("the name has %+v, %w", in, err))
+				}
+				links--
+			case keyDirty:
+				d, err := decodeDirty(getIno(k[1:]), v)
+				if err != nil {
+					return bad(err)
+				}
+				if _, err := readPlace(tx, d.Ino); err != nil {
+					return bad(err)
+				}
+				dirty++
+			case keyTomb:
+				if _, err := decodeTomb(string(k[1:]), v); err != nil {
+					return bad(err)
+				}
+				tombs++
+			case keyXattr, keyTimes, keyLocal, keyListing:
+				if _, err := readPlace(tx, getIno(k[1:])); err != nil {
+					return bad(err)
 				}
 			case keyRemoved:
 				removed--
@@ -100,6 +143,9 @@ func audit(db *DB) error {
 					return bad(err)
 				}
 			}
+		}
+		if links != 0 || dirty != db.DirtyCount() || tombs != db.TombCount() {
+			return fmt.Errorf("%d links without a name, %d dirty of %d, %d tombs of %d", links, dirty, db.DirtyCount(), tombs, db.TombCount())
 		}
 		if bodies != places || removed != 0 || kept != 0 || records != idents {
 			return fmt.Errorf("%d bodies, %d places, %d more or less removed, %d kept, %d records, %d identities",

@@ -104,8 +104,25 @@ func unlink(tx *badger.Txn, in *Inode, now int64, keepDentry bool) error {
 	}
 	*in = *p.at
 	if (Name{in.Parent, in.Name}) == gone {
+		if err := fixKey(tx, in); err != nil {
+			return err
+		}
 		in.Parent, in.Name = left[0].Parent, left[0].Name
 	}
 	in.Links = uint32(len(left) - 1)
 	return tx.Set(inoKey(keyInode, in.Ino), encodeHere(in, 0))
+}
+
+// fixKey sets the Key of an inode's Object, before its primary name changes. Caller holds the
+// lock of its directory.
+func fixKey(tx *badger.Txn, in *Inode) error {
+	if in.Object.Key != "" || !hasObject(&in.Object) {
+		return nil
+	}
+	var dir Inode
+	if err := readInode(tx, in.Parent, &dir); err != nil {
+		return err
+	}
+	in.Object.Key = dir.Prefix + in.Name
+	return nil
 }

@@ -76,11 +76,15 @@ type merger struct {
 
 	after string // the sweep has done names up to this one
 
+	// alone: the step under way, or the next, runs beside no transaction of Do.
+	alone  bool
+	buried bool // the directory's keys are all under a tomb, in the step under way
+
 	res     MergeResult
 	changes []Change // of the step under way
 
 	// The transaction of the step under way.
-	tx            *badger.Txn
+	tx, read      *badger.Txn
 	writes, bytes int
 	now           int64
 }
@@ -190,10 +194,19 @@ func (m *merger) step() (done bool, err error) {
 		return false, err
 	}
 	defer db.life.RUnlock()
+	if m.alone {
+		db.prune.Lock()
+		defer db.prune.Unlock()
+	}
 	mu := db.dirLock(m.dir)
 	mu.Lock()
 	defer mu.Unlock()
-	before := m.res
+	before, alone := m.res, m.alone
+	defer func() {
+		if alone {
+			m.alone = false
+		}
+	}()
 	m.now = time.Now().UnixNano()
 	m.writes, m.bytes = 0, 0
 	err = db.view(func(read *badger.Txn) error {
@@ -204,7 +217,14 @@ func (m *merger) step() (done bool, err error) {
 		// key it sees. The lock keeps what is read true.
 		m.tx = db.b.NewTransaction(true)
 		defer m.tx.Discard()
-		if done, err = m.sweep(read); err != nil || m.writes == 0 {
+		m.read = read
+		if m.buried, err = m.tombAbove(); err != nil {
+			return err
+		}
+		if done, err = m.sweep(read); err == errAlone {
+			m.alone, err = true, nil
+		}
+		if err != nil || m.writes == 0 {
 			return err
 		}
 		if !db.space.allow() {
@@ -214,7 +234,7 @@ func (m *merger) step() (done bool, err error) {
 		defer db.snaps.committed()
 		return m.tx.Commit()
 	})
-	m.tx = nil
+	m.tx, m.read = nil, nil
 	if err != nil {
 		m.res = before
 		m.changes = m.changes[:0]
@@ -239,10 +259,9 @@ func (m *merger) sweep(read *badger.Txn) (done bool, err error) {
 		}
 		l := m.apart[0]
 		var old Inode
-		switch err := readDentry(read, m.dir, l.name, &old); {
+		switch err := readEntry(read, m.dir, l.name, &old); {
 		case err == nil:
-			err = m.decide(&old, l)
-			if err != nil {
+			if err := m.decide(&old, l); err != nil {
 				return false, err
 			}
 		case !errors.Is(err, ErrNotFound):
@@ -286,29 +305,31 @@ func (m *merger) sweep(read *badger.Txn) (done bool, err error) {
 			return false, nil
 		}
 		old, err := readItem(it.Item(), m.dir, len(prefix))
-		if err == nil {
-			err = resolve(read, &old)
-		}
 		if err != nil {
 			return false, err
 		}
 		var l listed
-		if len(m.names) > 0 && m.names[0].name == old.Name {
-			l, m.names = m.names[0], m.names[1:]
+		rest := m.names
+		if len(rest) > 0 && rest[0].name == old.Name {
+			l, rest = rest[0], rest[1:]
 		}
+		at := old.Name
 		if err := m.decide(&old, l); err != nil {
 			return false, err
 		}
-		m.after = old.Name
+		m.after, m.names = at, rest
 		reads++
 		it.Next()
 	}
 }
 
-// decide settles one name: old is what the index has, nil for nothing; l what the page has,
+// decide settles one name: old is the entry that the index has, nil for nothing; l what the page has,
 // neither object nor directory for nothing.
 func (m *merger) decide(old *Inode, l listed) error {
 	if old == nil {
+		if err := m.bury(&l); err != nil {
+			return err
+		}
 		switch {
 		case l.dir:
 			return m.add(m.newDir(l.name, l.obj != nil))
@@ -317,45 +338,49 @@ func (m *merger) decide(old *Inode, l listed) error {
 		}
 		return nil
 	}
+	ref := isRef(old)
+	if err := resolve(m.read, old); err != nil {
+		return err
+	}
 	complete := !m.page.Partial
 	objGone := l.obj == nil && complete && m.covers(old.Name)
 	dirGone := !l.dir && complete && m.coversDir(old.Name)
-	if old.Flags&Local != 0 || old.Checked > m.page.Began {
+	if old.Flags&Local != 0 || old.Stage != 0 || old.Checked > m.page.Began {
 		m.res.Kept++
 		return nil
 	}
 	if old.Kind == KindDir {
-		switch {
-		case dirGone && l.obj != nil:
-			return m.replace(old, m.newFile(l.obj))
-		case dirGone:
-			if old.Flags&Shadows != 0 && !objGone {
-				m.res.Unshadowed = true
-			}
-			return m.remove(old)
+		return m.decideDir(old, l, objGone, dirGone)
+	}
+	if l.dir {
+		now := listed{name: old.Name, dir: true}
+		if err := m.bury(&now); err != nil {
+			return err
 		}
-		in := *old
-		if l.obj != nil {
-			in.Flags |= Shadows
-		} else if objGone {
-			in.Flags &^= Shadows
-		}
-		return m.alter(old, &in, l.dir || l.obj != nil)
+		l.dir = now.dir
 	}
 	switch {
 	case l.dir:
 		// Where the page does not say that the object is gone, it may be hidden from now on.
-		return m.replace(old, m.newDir(old.Name, !objGone))
+		return m.replace(old, m.newDir(old.Name, !objGone), ref)
 	case objGone:
-		return m.remove(old)
+		return m.remove(old, ref)
 	case l.obj == nil:
 		return nil // not in the range
 	}
 	o := l.obj
 	same := o.Size == old.Object.Size && o.ETag == old.Object.ETag &&
 		(o.ETag != "" || o.MTime == old.Object.MTime)
-	if !same && old.Kind != KindFile {
-		return m.replace(old, m.newFile(o))
+	if old.Kind != KindFile && o.ETag != "" && o.ETag == old.Object.ETag {
+		same = true // a symlink, whatever its object holds
+	}
+	switch {
+	case !same && (old.Kind != KindFile || ref):
+		// Other names keep what they had.
+		return m.replace(old, m.newFile(o), ref)
+	case ref:
+		m.res.Unchanged++
+		return nil
 	}
 	in := *old
 	in.Object.MTime = o.MTime
@@ -366,8 +391,49 @@ func (m *merger) decide(old *Inode, l listed) error {
 	if !same {
 		in.Gen = (in.Gen + 1) & maxGen
 		in.Object = Object{Key: old.Object.Key, Size: o.Size, ETag: o.ETag, MTime: o.MTime}
+		in.MTime, in.CTime = 0, 0 // they were of what was there before
 	}
 	return m.alter(old, &in, true)
+}
+
+// decideDir is decide for a directory of the index.
+func (m *merger) decideDir(old *Inode, l listed, objGone, dirGone bool) error {
+	if dirGone {
+		if !m.alone {
+			return errAlone
+		}
+		local, err := localBelow(m.read, old.Ino)
+		if err != nil {
+			return err
+		}
+		if local {
+			m.res.Kept++
+			dirGone = false
+		}
+	}
+	if dirGone && l.obj != nil {
+		now := listed{name: old.Name, obj: l.obj}
+		if err := m.bury(&now); err != nil {
+			return err
+		}
+		l.obj = now.obj
+	}
+	switch {
+	case dirGone && l.obj != nil:
+		return m.replace(old, m.newFile(l.obj), false)
+	case dirGone:
+		if old.Flags&Shadows != 0 && !objGone {
+			m.res.Unshadowed = true
+		}
+		return m.remove(old, false)
+	}
+	in := *old
+	if l.obj != nil {
+		in.Flags |= Shadows
+	} else if objGone {
+		in.Flags &^= Shadows
+	}
+	return m.alter(old, &in, l.dir || l.obj != nil)
 }
 
 func (m *merger) newFile(o *ListedObject) *Inode {
@@ -424,23 +490,45 @@ func (m *merger) alter(old, in *Inode, listed bool) error {
 	return m.tx.Set(dentryKey(m.dir, in.Name), v)
 }
 
-func (m *merger) remove(old *Inode) error {
+func (m *merger) remove(old *Inode, ref bool) error {
+	if ref && !m.alone {
+		return errAlone
+	}
 	m.res.Gone++
 	m.wrote(4, 128+2*len(old.Name)+len(old.Prefix))
-	err := putRemoved(m.tx, old, m.now, false)
-	m.changes = append(m.changes, Change{Old: *old})
-	return err
+	was := *old
+	if err := m.unlink(&was, ref, false); err != nil {
+		return err
+	}
+	m.changes = append(m.changes, Change{Old: was})
+	return nil
 }
 
-// replace gives a name to an inode of another kind.
-func (m *merger) replace(old, in *Inode) error {
+// replace gives a name to another inode.
+func (m *merger) replace(old, in *Inode, ref bool) error {
+	if ref && !m.alone {
+		return errAlone
+	}
 	m.res.Altered++
 	m.wrote(3, 128+2*len(old.Name)+len(old.Prefix))
-	if err := putRemoved(m.tx, old, m.now, true); err != nil {
+	was := *old
+	if err := m.unlink(&was, ref, true); err != nil {
 		return err
 	}
 	err := m.insert(in)
-	m.changes = append(m.changes, Change{Old: *old, New: *in})
+	m.changes = append(m.changes, Change{Old: was, New: *in})
+	return err
+}
+
+// unlink takes a name away from an inode, which then is as it is told to the caller.
+func (m *merger) unlink(old *Inode, ref, keepDentry bool) error {
+	if !ref {
+		return putRemoved(m.tx, old, m.now, keepDentry)
+	}
+	parent, name := old.Parent, old.Name
+	*old = Inode{Ino: old.Ino, Parent: parent, Name: name}
+	err := unlink(m.tx, old, m.now, keepDentry)
+	old.Parent, old.Name = parent, name
 	return err
 }
 

@@ -52,6 +52,8 @@ type MergeResult struct {
 	// Unchanged names needed no write. Kept ones were not compared: they are Local or were
 	// checked after the listing began.
 	Unchanged, Kept int
+	// Hidden names were not added: a Tomb hides them.
+	Hidden int
 	// Unshadowed: a directory went away that hid an object of its name, and the page does
 	// not say whether that object is still there. List the directory again.
 	Unshadowed bool

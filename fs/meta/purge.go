@@ -109,60 +109,91 @@ func (db *DB) purgeRemoved(due []dueEntry, held func(Ino, uint32) bool) (n int, 
 	for _, e := range due {
 		// A removed inode's generation may still change; nobody holds a new one of it before
 		// it was looked up.
-		switch in, err := db.Inode(e.ino); {
-		case err == nil && held(e.ino, in.Gen):
+		in, err := db.Inode(e.ino)
+		switch {
+		case err == nil && (in.Stage != 0 || held(e.ino, in.Gen)):
 			continue
 		case err != nil && !errors.Is(err, ErrNotFound):
 			return n, err
 		}
-		if err := db.purge(e); err != nil {
+		done, err := db.purge(e, err != nil || in.Kind == KindDir)
+		if err != nil {
 			return n, err
 		}
-		n++
+		if done {
+			n++
+		}
 	}
 	return n, nil
 }
 
-// purge forgets one removed inode.
-func (db *DB) purge(e dueEntry) error {
+// purge forgets one removed inode, which may be a directory; not one that is still wanted.
+func (db *DB) purge(e dueEntry, dir bool) (done bool, err error) {
 	if err := db.enter(); err != nil {
-		return err
+		return false, err
 	}
 	defer db.life.RUnlock()
-	for {
-		more, err := db.removeChildren(e)
-		if err != nil || !more {
-			return err
+	if dir {
+		for more := true; more; {
+			if more, err = db.removeChildren(e.ino); err != nil {
+				return false, err
+			}
 		}
 	}
+	mu := db.dirLock(e.ino)
+	mu.Lock()
+	defer mu.Unlock()
+	err = db.update(func(tx *badger.Txn) error {
+		p, err := readPlace(tx, e.ino)
+		switch {
+		case err == nil && p.at != nil && p.at.Stage != 0:
+			return nil
+		case err != nil && !errors.Is(err, ErrNotFound):
+			return err
+		}
+		if dirty, err := hasKey(tx, inoKey(keyDirty, e.ino)); err != nil || dirty {
+			return err
+		}
+		for _, name := range readXattrs(tx, e.ino) {
+			if err := tx.Delete(xattrKey(e.ino, name)); err != nil {
+				return err
+			}
+		}
+		keys := [][]byte{inoKey(keyInode, e.ino), removedKey(e.at, e.ino)}
+		if dir {
+			keys = append(keys, inoKey(keyListing, e.ino), inoKey(keyTimes, e.ino), inoKey(keyLocal, e.ino))
+		}
+		for _, k := range keys {
+			if err := tx.Delete(k); err != nil {
+				return err
+			}
+		}
+		done = true
+		return nil
+	})
+	return done, err
 }
 
-// removeChildren removes some of what is below a removed directory, and the directory itself
-// when nothing is left.
-func (db *DB) removeChildren(e dueEntry) (more bool, err error) {
-	dir := e.ino
+// removeChildren removes some of what is below a removed directory, and tells whether there may be more.
+// Nobody adds anything there, see Tx.above.
+func (db *DB) removeChildren(dir Ino) (more bool, err error) {
+	db.prune.Lock()
+	defer db.prune.Unlock()
 	mu := db.dirLock(dir)
 	mu.Lock()
 	defer mu.Unlock()
 	now := time.Now().UnixNano()
 	err = db.update(func(tx *badger.Txn) error {
-		children, err := readChildren(tx, dir, "", purgeChunk, nil)
+		children, err := readEntries(tx, dir, "", purgeChunk, nil)
 		if err != nil {
 			return err
 		}
 		for i := range children {
-			if err := putRemoved(tx, &children[i], now, false); err != nil {
+			if err := unlink(tx, &children[i], now, false); err != nil {
 				return err
 			}
 		}
-		if more = len(children) == purgeChunk; more {
-			return nil
-		}
-		for _, k := range [][]byte{inoKey(keyInode, dir), inoKey(keyListing, dir), removedKey(e.at, dir)} {
-			if err := tx.Delete(k); err != nil {
-				return err
-			}
-		}
+		more = len(children) == purgeChunk
 		return nil
 	})
 	return more, err

@@ -2,6 +2,8 @@ package meta
 
 import (
 	"errors"
+	"slices"
+	"time"
 
 	"github.com/dgraph-io/badger/v4"
 )
@@ -37,7 +39,14 @@ func (db *DB) repair(since uint64) error {
 				dir, dirLost = parent, err != nil
 			}
 			p, err := readPlace(read, in.Ino)
+			if in.Flags&Local != 0 || in.Stage != 0 {
+				if err := markAbove(tx, parent); err != nil {
+					return err
+				}
+			}
 			switch {
+			case err == nil && p.at != nil && p.at.Flags&Removed == 0 && !dirLost && p.at.Ino != p.at.Parent:
+				return nil // one of several names: see repairNames
 			case err != nil && !errors.Is(err, ErrNotFound):
 				return err
 			case dirLost || err == nil && (p.at != nil || p.parent != parent || p.name != name):
@@ -50,9 +59,21 @@ func (db *DB) repair(since uint64) error {
 				return tx.Delete(k)
 			case err == nil:
 				return nil
+			case isRef(&in):
+				dropped++
+				return tx.Delete(k)
 			}
 			mended++
 			return tx.Set(inoKey(keyInode, in.Ino), encodePlace(parent, name))
+		}},
+		{keyInode, func(read, tx *badger.Txn, k, v []byte) error {
+			p, err := decodePlace(v)
+			if err != nil || p.at == nil || p.at.Flags&Removed != 0 || p.at.Ino == p.at.Parent {
+				return err
+			}
+			n, err := repairNames(tx, p.at)
+			mended += n
+			return err
 		}},
 		{keyListing, func(_, tx *badger.Txn, k, _ []byte) error {
 			dropped++
@@ -91,4 +112,57 @@ func (db *DB) repair(since uint64) error {
 		db.log.Warn("index: mended after a power cut", "index", db.opt.Dir, "mended", mended, "dropped", dropped)
 	}
 	return nil
+}
+
+// repairNames makes the names of an inode whose body is under its own key agree with the table of names: a
+// dentry that is missing is made, where its directory is there and nothing else has the name. An
+// inode that is left with no name is removed. Returns how much was mended.
+func repairNames(tx *badger.Txn, in *Inode) (mended int, err error) {
+	names := listNames(tx, in.Ino)
+	if first := (Name{in.Parent, in.Name}); !slices.Contains(names, first) {
+		names = append(names, first)
+		mended++
+	}
+	var have []Name
+	for _, n := range names {
+		key := nameOf(in.Ino, n.Parent, n.Name)
+		var e Inode
+		err := readEntry(tx, n.Parent, n.Name, &e)
+		if err != nil && !errors.Is(err, ErrNotFound) {
+			return mended, err
+		}
+		_, lost := readPlace(tx, n.Parent)
+		if lost != nil && !errors.Is(lost, ErrNotFound) {
+			return mended, lost
+		}
+		if lost != nil || err == nil && e.Ino != in.Ino {
+			mended++
+			if err := tx.Delete(key); err != nil {
+				return mended, err
+			}
+			continue
+		}
+		if err != nil || !isRef(&e) {
+			mended++
+			if err := tx.Set(dentryKey(n.Parent, n.Name), encodeRef(in.Ino)); err != nil {
+				return mended, err
+			}
+		}
+		if err := tx.Set(key, nil); err != nil {
+			return mended, err
+		}
+		have = append(have, n)
+	}
+	now := *in
+	if len(have) == 0 {
+		now.Links = 0
+		return mended + 1, putRemoved(tx, &now, time.Now().UnixNano(), true)
+	}
+	if !slices.Contains(have, Name{in.Parent, in.Name}) {
+		now.Parent, now.Name = have[0].Parent, have[0].Name
+	}
+	if now.Links = uint32(len(have) - 1); now == *in {
+		return mended, nil
+	}
+	return mended + 1, tx.Set(inoKey(keyInode, in.Ino), encodeHere(&now, 0))
 }

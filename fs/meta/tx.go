@@ -57,7 +57,10 @@ var errAgain = errors.New("meta: the transaction begins again")
 // it has no side effects that it does not undo at its start; it uses the index through tx only,
 // keeps nothing of it, and passes errors of its methods on. It does not wait for anything.
 // A transaction that does not fit is ErrTooBig. opts: see For; the inode is the one given to Tx.Result.
-func (db *DB) Do(fn func(tx *Tx) error, opts ...Option) error {
+func (db *DB) Do(fn func(tx *Tx) error, opts ...Option) error { return db.do(false, fn, opts) }
+
+// do is Do; alone: no other transaction runs meanwhile.
+func (db *DB) do(alone bool, fn func(tx *Tx) error, opts []Option) error {
 	if err := db.enter(); err != nil {
 		return err
 	}
@@ -65,8 +68,13 @@ func (db *DB) Do(fn func(tx *Tx) error, opts ...Option) error {
 	if !db.space.allow() {
 		return ErrNoSpace
 	}
-	db.prune.RLock()
-	defer db.prune.RUnlock()
+	if alone {
+		db.prune.Lock()
+		defer db.prune.Unlock()
+	} else {
+		db.prune.RLock()
+		defer db.prune.RUnlock()
+	}
 	t := &Tx{db: db}
 	for {
 		if err := t.attempt(fn, opts); err != errAgain {

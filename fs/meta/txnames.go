@@ -120,6 +120,9 @@ func (t *Tx) Insert(parent Ino, in Inode) (out Inode, err error) {
 			return &callerError{err}
 		}
 		out.Parent = parent
+		if onlyHere(out.Kind) {
+			out.Flags |= Local
+		}
 		if out.Kind == KindDir && out.Prefix == "" {
 			out.Prefix = dir.Prefix + out.Name + "/"
 		}
@@ -128,6 +131,9 @@ func (t *Tx) Insert(parent Ino, in Inode) (out Inode, err error) {
 		}
 		t.fresh[out.Ino] = true
 		t.wrote = true
+		if err := t.mark(&out, parent); err != nil {
+			return err
+		}
 		return putNew(t.txn(), &out)
 	})
 	return out, err
@@ -186,6 +192,9 @@ func (t *Tx) Update(in *Inode) error {
 		if err != nil {
 			return err
 		}
+		if onlyHere(in.Kind) {
+			in.Flags |= Local
+		}
 		now := *in
 		if (now.Parent != old.Parent || now.Name != old.Name) && p.at != nil {
 			var e Inode
@@ -204,6 +213,11 @@ func (t *Tx) Update(in *Inode) error {
 			}
 		}
 		t.wrote = true
+		if now.Flags&^old.Flags&Local != 0 || now.Stage != 0 && old.Stage == 0 {
+			if err := t.markNames(&p, &now); err != nil {
+				return err
+			}
+		}
 		if now.Gen != old.Gen {
 			if err := putKept(t.txn(), &old, time.Now().UnixNano()); err != nil {
 				return err
@@ -263,11 +277,14 @@ func (t *Tx) Move(parent Ino, name string, toParent Ino, toName string) (in Inod
 				return err
 			}
 		}
-		from, err := t.dirOf(parent)
-		if err != nil {
+		var from Inode
+		if err := readInode(t.txn(), parent, &from); err != nil {
 			return err
 		}
 		t.wrote = true
+		if err := t.mark(&in, toParent); err != nil {
+			return err
+		}
 		if err := t.delete(dentryKey(parent, name)); err != nil {
 			return err
 		}
@@ -296,17 +313,19 @@ func (t *Tx) moveRef(old, in *Inode, toParent Ino, toName string) error {
 	if err != nil {
 		return err
 	}
-	in.Parent, in.Name = toParent, toName
-	if p.at.Parent != old.Parent || p.at.Name != old.Name {
+	if p.at == nil {
+		return errMalformed
+	}
+	first := p.at.Parent == old.Parent && p.at.Name == old.Name
+	if first {
+		if err := fixKey(t.txn(), in); err != nil {
+			return err
+		}
+	}
+	if in.Parent, in.Name = toParent, toName; !first {
 		return nil
 	}
 	return t.set(inoKey(keyInode, old.Ino), encodeHere(in, 0))
-}
-
-// dirOf reads a directory whose own lock is held.
-func (t *Tx) dirOf(dir Ino) (in Inode, err error) {
-	err = readInode(t.txn(), dir, &in)
-	return in, err
 }
 
 // rekey keeps an inode's Object at the key where it is while its name changes: from and to are the
@@ -355,18 +374,14 @@ func (t *Tx) Link(ino, parent Ino, name string) (in Inode, err error) {
 		if _, err := t.free(parent, name, &in); err != nil {
 			return err
 		}
-		if in = had; hasObject(&in.Object) && in.Object.Key == "" {
-			// Prefix is for the lock of the directory: it is held where the body is there.
-			if err := t.lock(in.Parent); err != nil {
-				return err
-			}
-			dir, err := t.dirOf(in.Parent)
-			if err != nil {
-				return err
-			}
-			in.Object.Key = dir.Prefix + in.Name
+		in = had
+		if err := t.lock(in.Parent); err != nil { // for its Prefix
+			return err
 		}
 		t.wrote = true
+		if err := fixKey(t.txn(), &in); err != nil {
+			return err
+		}
 		if p.at == nil {
 			if err := t.set(dentryKey(in.Parent, in.Name), encodeRef(ino)); err != nil {
 				return err
@@ -376,6 +391,9 @@ func (t *Tx) Link(ino, parent Ino, name string) (in Inode, err error) {
 			}
 		}
 		in.Links++
+		if err := t.mark(&in, parent); err != nil {
+			return err
+		}
 		if err := t.set(inoKey(keyInode, ino), encodeHere(&in, 0)); err != nil {
 			return err
 		}
