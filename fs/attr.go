@@ -23,7 +23,8 @@ type Attr struct {
 
 // attr are the attributes of an inode.
 func (f *FS) attr(in *meta.Inode) Attr {
-	a := Attr{Ino: uint64(in.Ino), Kind: in.Kind, UID: f.opt.UID, GID: f.opt.GID, Nlink: 1, Blocks: -1}
+	a := Attr{Ino: uint64(in.Ino), Kind: in.Kind, UID: f.opt.UID, GID: f.opt.GID, Nlink: 1 + in.Links, Blocks: -1,
+		Rdev: in.Rdev, CTime: in.CTime, ATime: in.ATime}
 	if in.Ino == f.root.Ino {
 		a.Ino = uint64(RootNode)
 	}
@@ -31,12 +32,40 @@ func (f *FS) attr(in *meta.Inode) Attr {
 	case meta.KindDir:
 		// A prefix has no time of its own; the mount's is shown.
 		a.Mode, a.Size, a.Nlink, a.MTime = f.opt.DirMode, 4096, 2, f.began
+		if m, c, err := f.db.DirTimes(in.Ino); err == nil && m != 0 {
+			a.MTime, a.CTime = m, max(c, in.CTime)
+		}
 	case meta.KindFile:
 		a.Mode, a.Size, a.MTime = f.opt.FileMode, in.Object.Size, in.Object.MTime
-	default:
+	case meta.KindSymlink:
 		a.Mode, a.Size = 0o777, int64(len(in.Target))
 	}
+	if in.MTime != 0 {
+		a.MTime = in.MTime
+	}
+	if in.Flags&meta.Owned != 0 {
+		a.Mode, a.UID, a.GID = in.Mode, in.UID, in.GID
+	}
+	if in.Flags&meta.Removed != 0 {
+		a.Nlink = 0
+	}
 	return a
+}
+
+// attrNow are the attributes with what only the staging file of a file knows.
+func (f *FS) attrNow(in *meta.Inode) (Attr, error) {
+	a := f.attr(in)
+	if in.Stage == 0 {
+		return a, nil
+	}
+	st, err := f.cache.StatStage(in.Stage)
+	if err != nil {
+		return a, err
+	}
+	a.Size, a.Blocks = st.Size, st.Blocks
+	a.MTime, a.ATime = st.Mtim.Nano(), st.Atim.Nano()
+	a.CTime = max(st.Ctim.Nano(), in.CTime)
+	return a, nil
 }
 
 // entry is the answer for an inode, with the time that it stays fresh.
@@ -45,26 +74,44 @@ func (f *FS) entry(in *meta.Inode) (Entry, error) {
 	if err != nil {
 		return Entry{}, err
 	}
-	return Entry{Node: f.nodeOf(in), Attr: f.attr(in), Valid: max(0, f.freshFor(in, &lst))}, nil
+	e := Entry{Node: f.nodeOf(in), Valid: max(0, f.freshFor(in, &lst))}
+	if e.Attr, err = f.attrNow(in); err != nil {
+		return e, err
+	}
+	if in.Stage == 0 {
+		e.AttrValid = e.Valid // what is written to a staging file, we are not told
+	}
+	return e, nil
 }
 
 // Getattr returns the attributes of a node, confirmed by the origin when they are too old.
 // A node of an older version answers for that version while it is open, and is ErrStale
 // otherwise.
 func (f *FS) Getattr(ctx context.Context, node NodeID) (Attr, time.Duration, error) {
+	in, err := f.inode(node)
+	if err != nil {
+		return Attr{}, 0, err
+	}
 	if node == RootNode {
-		return f.attr(&f.root), f.opt.TTL, nil
+		return f.attr(&in), f.opt.TTL, nil
+	}
+	if in.Gen == node.Gen() && in.Flags&meta.Local != 0 {
+		a, err := f.attrNow(&in)
+		if in.Stage == 0 && in.Flags&meta.Removed == 0 {
+			return a, f.opt.TTL, err
+		}
+		return a, 0, err
 	}
 	if o := f.open.get(node); o != nil {
 		in, err := f.versionOf(o)
 		return f.attr(&in), f.opt.TTL, err
 	}
-	in, err := f.fresh(ctx, node)
+	in, err = f.fresh(ctx, node)
 	if err != nil {
 		return Attr{}, 0, err
 	}
 	e, err := f.entry(&in)
-	return e.Attr, e.Valid, err
+	return e.Attr, e.AttrValid, err
 }
 
 // fresh returns the inode of a node id, confirmed not longer than the TTL ago; ErrStale
@@ -80,6 +127,9 @@ func (f *FS) fresh(ctx context.Context, node NodeID) (meta.Inode, error) {
 	lst, err := f.db.Listing(in.Parent)
 	if err != nil {
 		return in, err
+	}
+	if in.Flags&(meta.Removed|meta.Local) == meta.Removed|meta.Local && f.nodeOf(&in) == node {
+		return in, nil // removed here
 	}
 	if f.freshFor(&in, &lst) <= 0 || in.Flags&meta.Removed != 0 {
 		dir, err := f.db.Inode(in.Parent)

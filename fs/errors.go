@@ -27,6 +27,9 @@ var (
 	ErrCrossDevice  = errors.New("cannot be renamed in one step; copy and delete instead")
 	ErrTooManyLinks = errors.New("too many links")
 	ErrTooBig       = errors.New("file too large")
+	ErrNotUTF8      = errors.New("names must be valid UTF-8, as keys of objects are")
+	ErrProtected    = errors.New("the object was not written by this mount, which may not change it (--protect=foreign)")
+	ErrNoRoom       = errors.New("no room for more extended attributes")
 	ErrNoData       = errors.New("no data or hole beyond this offset")
 )
 

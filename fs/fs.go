@@ -9,6 +9,7 @@ package fs
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -37,6 +38,21 @@ type Options struct {
 	// UID and GID own every file; FileMode and DirMode are its permission bits.
 	UID, GID          uint32
 	FileMode, DirMode uint32
+	// ReadOnly refuses all changes.
+	ReadOnly bool
+	// Protect: what this mount did not publish may be neither replaced nor deleted.
+	Protect bool
+	// LastWins: what somebody else put under a key meanwhile is overwritten; else ours is published
+	// beside it.
+	LastWins bool
+	// Policies are looked through in order for each path; the first whose pattern matches holds.
+	Policies []Policy
+	// PartSize of multipart uploads, in bytes; UploadParallel parts are under way at once, and
+	// PublishParallel files. 0: the defaults of package publish.
+	PartSize                        int64
+	UploadParallel, PublishParallel int
+	// Scratch is a directory for temporary files of package publish.
+	Scratch string
 	// SmallObject is the size in bytes up to which a file is fetched whole at open.
 	SmallObject int64
 	// ListParallel is how many LIST requests one directory may have in flight.
@@ -102,6 +118,8 @@ type FS struct {
 	negatives *expiring // names lately found missing
 	staleHits *expiring // directories with stale names, see relist
 
+	publisher publisher
+
 	open       openTable
 	ownSession *session.Session // when the caller gave none
 	changes    chan change      // to the notifier; see notify.go
@@ -111,7 +129,7 @@ type FS struct {
 
 type counters struct {
 	lookups, opens, passthrough, daemon, stale, reads, readBytes atomic.Int64
-	lists, changesDropped                                        atomic.Int64
+	lists, changesDropped, writes, writeBytes                    atomic.Int64
 }
 
 // Config is what a mount is made of.
@@ -167,12 +185,17 @@ func New(cfg Config) (*FS, error) {
 	f.ctx, f.cancel = context.WithCancel(context.Background())
 	f.open.init(cfg.Backing, s)
 	f.contents.session = s
+	f.open.lastWriter = f.completeSoon
+	f.open.lastHandle = f.lastHandle
 	f.restore()
 	f.cache.SetReclaim(f.open.reclaim)
 	f.cache.SetDamaged(f.damaged)
 	f.wg.Add(2)
 	go f.notifyLoop(cfg.Notifier)
 	go f.purgeLoop()
+	if err := f.startPublisher(); err != nil {
+		return nil, errors.Join(err, f.close(true))
+	}
 	return f, nil
 }
 
@@ -185,6 +208,7 @@ func (f *FS) Leave() error { return f.close(true) }
 
 func (f *FS) close(leave bool) error {
 	f.cancel()
+	f.stopPublisher()
 	f.wg.Wait()
 	f.cache.SetReclaim(func(cache.ID) bool { return true })
 	f.cache.SetDamaged(func(cache.Identity) {})

@@ -89,7 +89,10 @@ func (f *FS) listNow(ctx context.Context, dir *meta.Inode, j *listJob) error {
 	err := list.Dir(ctx, f.store, dir.Prefix, list.Options{
 		Parallel: f.opt.ListParallel,
 		OnPage: func(p list.Page) error {
-			page, hidden := f.page(dir, &p, j.began)
+			page, hidden, err := f.page(dir, &p, j.began)
+			if err != nil {
+				return err
+			}
 			if !ordered {
 				page.Partial = true
 				seen.add(&page)
@@ -142,8 +145,13 @@ func (f *FS) listNow(ctx context.Context, dir *meta.Inode, j *listJob) error {
 }
 
 // page translates a page of keys to names. Keys that cannot be names are counted, not shown.
-func (f *FS) page(dir *meta.Inode, p *list.Page, began int64) (meta.Page, int64) {
+// What is to be deleted is not shown either.
+func (f *FS) page(dir *meta.Inode, p *list.Page, began int64) (meta.Page, int64, error) {
 	var hidden int64
+	tombs, err := f.tombs(dir.Prefix)
+	if err != nil {
+		return meta.Page{}, 0, err
+	}
 	out := meta.Page{From: strings.TrimPrefix(p.From, dir.Prefix), To: strings.TrimPrefix(p.To, dir.Prefix),
 		Began: began, Objects: make([]meta.ListedObject, 0, len(p.Objects)), Dirs: make([]string, 0, len(p.Prefixes))}
 	for i := range p.Objects {
@@ -151,6 +159,9 @@ func (f *FS) page(dir *meta.Inode, p *list.Page, began int64) (meta.Page, int64)
 		name := strings.TrimPrefix(o.Key, dir.Prefix)
 		if name == "" {
 			continue // the directory's own marker object
+		}
+		if tombs.hides(o.Key, o.ETag, began) {
+			continue
 		}
 		if !ValidName(name) {
 			hidden++
@@ -165,9 +176,12 @@ func (f *FS) page(dir *meta.Inode, p *list.Page, began int64) (meta.Page, int64)
 			hidden++
 			continue
 		}
+		if tombs.hidesDir(pre, began) {
+			continue
+		}
 		out.Dirs = append(out.Dirs, name)
 	}
-	return out, hidden
+	return out, hidden, nil
 }
 
 // advance adds the range of a page to what is listed and wakes the readers.

@@ -24,6 +24,8 @@ type Entry struct {
 	Attr Attr
 	// Valid is how long the kernel may believe name and attributes without asking.
 	Valid time.Duration
+	// AttrValid likewise for the attributes: 0 while the kernel may change them by itself.
+	AttrValid time.Duration
 }
 
 // Lookup finds name in a directory: in the index while that is fresh, else at the origin.
@@ -281,6 +283,10 @@ func (f *FS) shared(ctx context.Context, work func() (any, error)) (meta.Inode, 
 func (f *FS) resolveNow(ctx context.Context, dir *meta.Inode, name string) (meta.Inode, error) {
 	began := f.now()
 	key := dir.Prefix + name
+	tombs, err := f.tombs(key)
+	if err != nil {
+		return meta.Inode{}, err
+	}
 	var (
 		obj    objstore.Object
 		isFile bool
@@ -294,12 +300,12 @@ func (f *FS) resolveNow(ctx context.Context, dir *meta.Inode, name string) (meta
 		if objstore.Is(err, objstore.NotFound) {
 			return nil
 		}
-		isFile = err == nil
+		isFile = err == nil && !tombs.hides(key, obj.ETag, began)
 		return err
 	})
 	g.Go(func() error {
 		page, err := f.store.List(gctx, objstore.ListOptions{Prefix: key + "/", MaxKeys: 1})
-		isDir = len(page.Objects) > 0 || len(page.Prefixes) > 0
+		isDir = (len(page.Objects) > 0 || len(page.Prefixes) > 0) && !tombs.hidesDir(key+"/", began)
 		marker = len(page.Objects) > 0 && page.Objects[0].Key == key+"/"
 		return err
 	})

@@ -23,7 +23,7 @@ type Opened struct {
 	Direct bool
 }
 
-// Open opens a node for reading. flags are those of open(2).
+// Open opens a node. flags are those of open(2).
 //
 // How it is served is decided here, for the node id as a whole: an object that is complete
 // in the cache by the kernel itself, a small one after fetching it, others by Read. When a
@@ -34,18 +34,22 @@ type Opened struct {
 // An open that the process before this one carried out, and did not come to answer, is not
 // carried out again: it gets the handle that it got.
 //
-// Errors: ErrStale also when the object has changed, ErrReadOnly for any open for writing,
-// ErrIsDir, or the origin's.
+// A file opened for writing has a staging file from then on, which the kernel writes by itself.
+//
+// Errors: ErrStale also when the object has changed, ErrReadOnly for an open for writing of a mount
+// that is so, ErrIsDir, or the origin's.
 func (f *FS) Open(ctx context.Context, node NodeID, flags int) (Opened, error) {
-	if flags&(os.O_WRONLY|os.O_RDWR|os.O_TRUNC|os.O_APPEND|os.O_CREATE) != 0 {
+	write := writes(flags)
+	if write && f.opt.ReadOnly {
 		return Opened{}, ErrReadOnly
 	}
 	if unique, resent := requestOf(ctx); resent {
 		if o, ok := f.open.made(node, unique); ok {
+			o.Write = write
 			return o, nil
 		}
 	}
-	o, err := f.openNode(ctx, node)
+	o, err := f.openNode(ctx, node, flags)
 	if errors.Is(err, ErrWouldWait) {
 		return o, err // it will be asked again
 	}
@@ -61,7 +65,7 @@ func (f *FS) Open(ctx context.Context, node NodeID, flags int) (Opened, error) {
 	return o, err
 }
 
-func (f *FS) openNode(ctx context.Context, node NodeID) (Opened, error) {
+func (f *FS) openNode(ctx context.Context, node NodeID, flags int) (Opened, error) {
 	in, err := f.inode(node)
 	if err != nil {
 		return Opened{}, err
@@ -69,23 +73,49 @@ func (f *FS) openNode(ctx context.Context, node NodeID) (Opened, error) {
 	switch in.Kind {
 	case meta.KindDir:
 		return Opened{}, ErrIsDir
-	case meta.KindSymlink:
+	case meta.KindFile:
+	default:
 		return Opened{}, ErrInvalid
 	}
-	in, err = f.fresh(ctx, node)
-	if errors.Is(err, ErrStale) && in.Ino != 0 {
-		return f.reopen(ctx, node, &in)
+	if in.Flags&meta.Local == 0 || in.Gen != node.Gen() {
+		in, err = f.fresh(ctx, node)
+		if errors.Is(err, ErrStale) && in.Ino != 0 {
+			return f.reopen(ctx, node, &in)
+		}
+		if err != nil {
+			return Opened{}, err
+		}
 	}
-	if err != nil {
-		return Opened{}, err
+	if noWait(ctx) && (writes(flags) || in.Stage != 0) {
+		return Opened{}, ErrWouldWait
 	}
 	end, err := f.open.begin(ctx, node)
 	if err != nil {
 		return Opened{}, err
 	}
-	opened, err := f.openFresh(ctx, node, &in)
+	opened, err := f.openAlone(ctx, node, flags)
 	end(err)
 	return opened, err
+}
+
+// openAlone opens the present node of an inode. The caller is the only one to open it.
+func (f *FS) openAlone(ctx context.Context, node NodeID, flags int) (Opened, error) {
+	in, err := f.inode(node) // it may have been staged, or published, meanwhile
+	if err != nil {
+		return Opened{}, err
+	}
+	if in.Gen != node.Gen() {
+		return Opened{}, ErrStale
+	}
+	if writes(flags) && in.Stage == 0 {
+		if in, err = f.stage(ctx, node, &in, flags&os.O_TRUNC != 0); err != nil {
+			return Opened{}, err
+		}
+	}
+	if in.Stage != 0 {
+		return f.openStaged(ctx, node, &in, flags)
+	}
+	return f.openFresh(ctx, node, &in)
 }
 
 // openFresh opens the present node of an inode. The caller is the only one to open it.
@@ -112,7 +142,7 @@ func (f *FS) openFresh(ctx context.Context, node NodeID, in *meta.Inode) (Opened
 	}
 	if o != nil {
 		unique, _ := requestOf(ctx)
-		fh, err := f.open.join(o, unique)
+		fh, err := f.open.join(o, unique, false)
 		if err != nil {
 			return Opened{}, err
 		}
@@ -179,7 +209,7 @@ func (f *FS) openNew(ctx context.Context, node NodeID, in *meta.Inode) (Opened, 
 		}
 	}
 	unique, _ := requestOf(ctx)
-	fh, err := f.open.add(o, unique)
+	fh, err := f.open.add(o, unique, false)
 	if err != nil {
 		f.open.close(o)
 		return Opened{}, err

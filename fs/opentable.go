@@ -18,7 +18,8 @@ import (
 type openNode struct {
 	node    NodeID
 	inode   meta.Inode    // as it was at the first open: the version that is served
-	obj     *cache.Object // nil for an empty file
+	obj     *cache.Object // nil for an empty file, and for a staging file
+	stage   cache.ID      // the staging file that is served; 0: obj
 	backing int32         // valid when passthrough
 	ref     uint32        // its record in the session
 	file    cache.ID      // the file that is lent; the object gets another when it is damaged
@@ -30,8 +31,17 @@ type openNode struct {
 	restored bool
 	lent     bool          // obj.Lend was called and is to be returned
 	handles  int           // guarded by openTable.mu
+	writers  int           // of them, those that can write; guarded by openTable.mu
 	dead     bool          // not to be kept after its last close; guarded by openTable.mu
 	idle     *list.Element // in openTable.kept while handles == 0
+
+	// use is held, shared, by who reads of obj; exclusively by who makes its file a staging file.
+	use   sync.RWMutex
+	moved bool // another openNode is in the table for this one; guarded by use
+
+	io      sync.Mutex // guards rw and that ioUsers grows from 0
+	rw      *os.File   // the staging file, for requests that come to the daemon
+	ioUsers sync.WaitGroup
 }
 
 // openTable holds the open nodes. mu is held over map changes only, never over a request or
@@ -49,6 +59,11 @@ type openTable struct {
 	kept    *list.List             // *openNode with no handle, oldest first; by mu
 	opening map[NodeID]*opening    // by mu; see begin
 	handles int                    // by mu
+	// writing counts the handles of an inode that can write; by mu. lastWriter is told, without a
+	// lock, when there is none any more; lastHandle, when an inode has no handle any more.
+	writing    map[meta.Ino]int
+	lastWriter func(meta.Ino)
+	lastHandle func(meta.Ino)
 }
 
 // maxKept is how many backing ids are kept after the last close. An open that finds one
@@ -62,6 +77,7 @@ func (t *openTable) init(b Backing, s *session.Session) {
 	t.byFile = make(map[cache.ID]*openNode)
 	t.kept = list.New()
 	t.opening = make(map[NodeID]*opening)
+	t.writing = make(map[meta.Ino]int)
 }
 
 // opening is an open under way. err is set before done is closed.
@@ -117,13 +133,13 @@ func (t *openTable) peek(n NodeID) *openNode {
 }
 
 // join adds a handle, made by the request unique, to o; 0 when it is in the table no more.
-func (t *openTable) join(o *openNode, unique uint64) (fh uint64, err error) {
+func (t *openTable) join(o *openNode, unique uint64, write bool) (fh uint64, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.nodes[o.node] != o {
 		return 0, nil
 	}
-	return t.addHandle(o, unique)
+	return t.addHandle(o, unique, write)
 }
 
 // joinOpen adds a handle to a node that has handles already and is of the version given.
@@ -134,16 +150,19 @@ func (t *openTable) joinOpen(n NodeID, version *meta.Object, unique uint64) (o *
 	if o == nil || o.handles == 0 || o.inode.Object.ETag != version.ETag || o.inode.Object.Size != version.Size {
 		return nil, 0, nil
 	}
-	fh, err = t.addHandle(o, unique)
+	fh, err = t.addHandle(o, unique, false)
 	return o, fh, err
 }
 
-func (t *openTable) addHandle(o *openNode, unique uint64) (fh uint64, err error) {
-	backing := int32(0)
+func (t *openTable) addHandle(o *openNode, unique uint64, write bool) (fh uint64, err error) {
+	backing, flags := int32(0), uint32(0)
 	if o.pass {
 		backing = o.backing
 	}
-	if fh, err = t.session.NewHandle(uint64(o.node), unique, backing, 0); err != nil {
+	if write {
+		flags = session.HandleWrite
+	}
+	if fh, err = t.session.NewHandle(uint64(o.node), unique, backing, flags); err != nil {
 		return 0, err
 	}
 	if o.idle != nil {
@@ -152,14 +171,18 @@ func (t *openTable) addHandle(o *openNode, unique uint64) (fh uint64, err error)
 	}
 	o.handles++
 	t.handles++
+	if write {
+		o.writers++
+		t.writing[o.node.Ino()]++
+	}
 	return fh, nil
 }
 
 // add puts a new node in the table, with its first handle.
-func (t *openTable) add(o *openNode, unique uint64) (fh uint64, err error) {
+func (t *openTable) add(o *openNode, unique uint64, write bool) (fh uint64, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if fh, err = t.addHandle(o, unique); err == nil {
+	if fh, err = t.addHandle(o, unique, write); err == nil {
 		t.put(o)
 	}
 	return fh, err
@@ -176,17 +199,25 @@ func (t *openTable) put(o *openNode) {
 // release drops a handle; one that is not known, or was released before, is ignored. The last
 // one of a passthrough node keeps its backing id; of others it gives everything back.
 func (t *openTable) release(fh uint64) {
+	flags := t.session.HandleFlags(fh)
 	n, ok := t.session.FreeHandle(fh)
 	if !ok {
 		return
 	}
-	t.handleGone(NodeID(n))
+	t.handleGone(NodeID(n), flags&session.HandleWrite != 0)
 }
 
 // handleGone counts a handle of a node less.
-func (t *openTable) handleGone(n NodeID) {
+func (t *openTable) handleGone(n NodeID, write bool) {
 	var drop []*openNode
 	t.mu.Lock()
+	ino, last := n.Ino(), false
+	if write {
+		t.writing[ino]--
+		if last = t.writing[ino] <= 0; last {
+			delete(t.writing, ino)
+		}
+	}
 	o := t.nodes[n]
 	if o == nil || o.handles == 0 {
 		t.mu.Unlock()
@@ -194,6 +225,10 @@ func (t *openTable) handleGone(n NodeID) {
 	}
 	o.handles--
 	t.handles--
+	if write && o.writers > 0 {
+		o.writers--
+	}
+	gone := o.handles == 0
 	if o.handles == 0 {
 		if o.pass && !o.dead {
 			o.idle = t.kept.PushBack(o)
@@ -205,6 +240,12 @@ func (t *openTable) handleGone(n NodeID) {
 		}
 	}
 	t.mu.Unlock()
+	if last {
+		t.lastWriter(ino)
+	}
+	if gone {
+		t.lastHandle(ino)
+	}
 	if len(drop) == 0 {
 		return
 	}
@@ -254,6 +295,33 @@ func (t *openTable) letGo(o *openNode) {
 	if o.obj != nil {
 		o.obj.Release()
 	}
+	o.retire()
+}
+
+// retire closes what o has of its staging file, once nobody uses that.
+func (o *openNode) retire() {
+	if o.stage != 0 || o.rw != nil {
+		o.closeStage()
+	}
+}
+
+// writers counts the handles of an inode that can write.
+func (t *openTable) writers(ino meta.Ino) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.writing[ino]
+}
+
+// openHandles tells whether any node of an inode has a handle.
+func (t *openTable) openHandles(ino meta.Ino) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for n, o := range t.nodes {
+		if n.Ino() == ino && o.handles > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // get returns the open node of a node id, nil when it has no handle.

@@ -26,6 +26,10 @@ func (f *FS) restore() {
 		}
 		o.handles++
 		t.handles++
+		if h.Flags&session.HandleWrite != 0 {
+			o.writers++
+			t.writing[o.node.Ino()]++
+		}
 	})
 	var kept []session.Backing
 	t.session.Backings(func(b session.Backing) {
@@ -103,8 +107,8 @@ func (f *FS) revived(ctx context.Context, o *openNode) (*openNode, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &openNode{node: o.node, inode: in, backing: o.backing, ref: o.ref, file: o.file, pass: o.pass}
-	if in.Object.Size > 0 {
+	n := &openNode{node: o.node, inode: in, backing: o.backing, ref: o.ref, file: o.file, pass: o.pass, stage: in.Stage}
+	if in.Stage == 0 && in.Object.Size > 0 {
 		ident, err := f.identity(&in)
 		if err != nil {
 			return nil, err
@@ -140,7 +144,7 @@ func (t *openTable) replace(o, n *openNode) bool {
 	if t.nodes[o.node] != o {
 		return false
 	}
-	n.handles, n.dead = o.handles, o.dead
+	n.handles, n.writers, n.dead = o.handles, o.writers, o.dead
 	t.put(n)
 	return true
 }

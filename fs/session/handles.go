@@ -67,6 +67,15 @@ func (s *Session) FreeHandle(fh uint64) (node uint64, ok bool) {
 	return node, true
 }
 
+// HandleFlags returns the flags of an open handle, 0 when there is no such handle.
+func (s *Session) HandleFlags(fh uint64) uint32 {
+	i := uint32(fh) - 1
+	if i >= atomic.LoadUint32(&s.head.handlesHigh) || s.handles.all[i].uses != uint32(fh>>32) {
+		return 0
+	}
+	return s.handles.all[i].flags
+}
+
 // Made tells whether this process made a handle, and not one before it.
 func (s *Session) Made(fh uint64) bool {
 	i := uint32(fh) - 1

@@ -1,0 +1,321 @@
+package fs
+
+import (
+	"context"
+	"errors"
+	"hash/maphash"
+	"sync"
+	"time"
+
+	"github.com/leatfs/leatfs/fs/meta"
+	"github.com/leatfs/leatfs/fs/publish"
+)
+
+// What is written here comes to the origin so: the last close of a file makes it complete (completer),
+// its inode then stands in the queue with a number that says in which order things were
+// completed, and the queue has it published when its turn has come (upload.go). All of it stands in the
+// index as Dirty and Tomb, from where the next process takes it up.
+
+// debounce is how long after its last close a file waits whose name says that it will get another:
+// published under that name it would have to be copied.
+const debounce = 2 * time.Second
+
+// dirDebounce likewise for a new directory, which is often renamed, or filled, at once.
+const dirDebounce = 3 * time.Second
+
+// publisher is the part of FS that publishes.
+type publisher struct {
+	queue *publish.Queue
+	pub   *publish.Publisher
+	seed  maphash.Seed
+
+	mu       sync.Mutex
+	complete []meta.Ino             // to be looked at by the completer, oldest first; by mu
+	again    map[meta.Ino]time.Time // somebody writes still: to be looked at again then; by mu
+	wake     chan struct{}          // holds one when there is something to do
+	conflict int64                  // by mu: conflicts since the mount began
+}
+
+func (f *FS) startPublisher() error {
+	p := &f.publisher
+	p.seed = maphash.MakeSeed()
+	p.again = make(map[meta.Ino]time.Time)
+	p.wake = make(chan struct{}, 1)
+	p.pub = publish.New(f.store, publish.Options{PartSize: f.opt.PartSize, Parallel: f.opt.UploadParallel, Scratch: f.opt.Scratch, Log: f.log})
+	p.queue = publish.NewQueue(publish.QueueOptions{Parallel: f.opt.PublishParallel, OnFail: f.publishFailed})
+	if err := f.recover(); err != nil {
+		return err
+	}
+	p.queue.Start()
+	f.wg.Add(1)
+	go f.completer()
+	return nil
+}
+
+// stopPublisher ends what is under way. What is not published stands in the index.
+func (f *FS) stopPublisher() {
+	if f.publisher.queue != nil {
+		_ = f.publisher.queue.Close(context.Background())
+		f.publisher.pub.Close()
+	}
+}
+
+// completeSoon has the completer look at a file that nobody has open for writing any more.
+func (f *FS) completeSoon(ino meta.Ino) {
+	p := &f.publisher
+	p.mu.Lock()
+	p.complete = append(p.complete, ino)
+	p.mu.Unlock()
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// mappedPoll is how often a file is looked at that is mapped for writing though it was closed.
+const mappedPoll = time.Second
+
+// completer makes files complete, in the order in which they were closed.
+func (f *FS) completer() {
+	defer f.wg.Done()
+	p := &f.publisher
+	for {
+		p.mu.Lock()
+		todo := p.complete
+		p.complete = nil
+		next := time.Duration(-1)
+		for ino, at := range p.again {
+			if d := time.Until(at); d <= 0 {
+				todo = append(todo, ino)
+				delete(p.again, ino)
+			} else if next < 0 || d < next {
+				next = d
+			}
+		}
+		p.mu.Unlock()
+		if len(todo) == 0 {
+			var timer <-chan time.Time
+			if next >= 0 {
+				timer = time.After(next)
+			}
+			select {
+			case <-f.ctx.Done():
+				return
+			case <-p.wake:
+			case <-timer:
+			}
+			continue
+		}
+		for _, ino := range todo {
+			if f.ctx.Err() != nil {
+				return
+			}
+			if err := f.completeNow(ino); err != nil {
+				if !errors.Is(err, errStillWritten) {
+					f.log.Error("a file that was closed cannot be noted as complete; tried again", "inode", ino, "err", err)
+				}
+				p.mu.Lock()
+				p.again[ino] = time.Now().Add(mappedPoll)
+				p.mu.Unlock()
+			}
+		}
+	}
+}
+
+var errStillWritten = errors.New("somebody has it mapped for writing")
+
+// completeNow notes that a file is complete, if nobody can write to it any more.
+func (f *FS) completeNow(ino meta.Ino) error {
+	in, err := f.db.Inode(ino)
+	if errors.Is(err, meta.ErrNotFound) || err == nil && (in.Stage == 0 || in.Flags&meta.Removed != 0) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	node := f.nodeOf(&in)
+	end, err := f.open.begin(f.ctx, node)
+	if err != nil {
+		return err
+	}
+	defer end(nil)
+	if f.open.writers(ino) > 0 {
+		return nil // at its last close
+	}
+	if o := f.open.peek(node); o != nil {
+		o.closeStage()
+	}
+	if writers, _, err := f.cache.StageBusy(in.Stage); err != nil {
+		return err
+	} else if writers {
+		return errStillWritten
+	}
+	err = f.db.Do(func(tx *meta.Tx) error {
+		now, err := tx.Inode(ino)
+		if err != nil {
+			return err
+		}
+		d, err := tx.Dirty(ino)
+		if errors.Is(err, meta.ErrNotFound) || now.Stage != in.Stage || now.Flags&meta.Removed != 0 {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if d.Held {
+			return nil
+		}
+		d.Seq = f.db.NextSeq()
+		// An earlier try may have been carried out though its answer was lost.
+		d.Token = publish.NewToken() + " " + newest(d.Token)
+		d.Tries, d.Error, d.Next = 0, "", 0
+		return tx.SetDirty(&d)
+	})
+	if err == nil {
+		f.enqueue(ino)
+	}
+	return err
+}
+
+// tombID is the number of a tomb in the queue: none that an inode has.
+func (f *FS) tombID(key string) uint64 {
+	return maphash.String(f.publisher.seed, key) | 1<<63
+}
+
+// enqueue puts an inode that is dirty and complete into the queue.
+func (f *FS) enqueue(ino meta.Ino) {
+	in, err := f.db.Inode(ino)
+	if err != nil {
+		return
+	}
+	d, err := f.db.Dirty(ino)
+	if err != nil || d.Seq == 0 || d.Held || in.Flags&meta.Removed != 0 {
+		return
+	}
+	dir, err := f.db.Inode(in.Parent)
+	if err != nil {
+		return
+	}
+	it := publish.Item{ID: uint64(ino), Key: naturalKey(&dir, &in), Seq: d.Seq, Tries: d.Tries, Error: d.Error,
+		Run: func(ctx context.Context, order func(context.Context) error) error {
+			return f.publishInode(ctx, ino, order)
+		}}
+	if t, err := f.db.Tomb(it.Key); err == nil && t.Done == 0 && t.Needed != 0 && t.Needed != ino {
+		it.After = uint64(t.Needed)
+	}
+	if in.Stage != 0 {
+		if st, err := f.cache.StatStage(in.Stage); err == nil {
+			it.Ahead = st.Size > 16<<20
+		}
+	}
+	switch {
+	case in.Kind == meta.KindDir:
+		it.NotBefore = time.Now().Add(dirDebounce)
+	case publish.Temporary(in.Name) || f.temporaryAbove(&dir):
+		it.NotBefore = time.Now().Add(debounce)
+	}
+	f.publisher.queue.Add(it)
+}
+
+// naturalKey is the key that an inode's name says.
+func naturalKey(dir, in *meta.Inode) string {
+	if in.Kind == meta.KindDir {
+		return in.Prefix
+	}
+	return dir.Prefix + in.Name
+}
+
+// temporaryAbove tells whether a directory, or one above it, has a name that it will not keep.
+func (f *FS) temporaryAbove(dir *meta.Inode) bool {
+	for d := *dir; d.Ino != f.root.Ino; {
+		if publish.Temporary(d.Name) {
+			return true
+		}
+		var err error
+		if d, err = f.db.Inode(d.Parent); err != nil {
+			return false
+		}
+	}
+	return false
+}
+
+// enqueueTomb puts the deletion of an object into the queue.
+func (f *FS) enqueueTomb(key string) {
+	t, err := f.db.Tomb(key)
+	if err != nil || t.Done != 0 {
+		return
+	}
+	it := publish.Item{ID: f.tombID(key), Key: key, Seq: t.Seq, Delete: true, Tries: t.Tries, Error: t.Error,
+		After: uint64(t.Needed),
+		Run:   func(ctx context.Context, order func(context.Context) error) error { return f.bury(ctx, key, order) }}
+	f.publisher.queue.Add(it)
+}
+
+// rekey tells the queue that an inode is called otherwise.
+func (f *FS) rekey(in *meta.Inode) {
+	d, err := f.db.Dirty(in.Ino)
+	if err != nil || d.Seq == 0 || d.Held {
+		f.unqueue(in.Ino) // it has become clean, or is open
+		return
+	}
+	f.enqueue(in.Ino)
+}
+
+// unqueue takes an inode out of the queue. What is under way ends; whether it came to the origin is
+// found out by its token.
+func (f *FS) unqueue(ino meta.Ino) {
+	_ = f.publisher.queue.Cancel(f.ctx, uint64(ino))
+}
+
+// publishFailed notes a failure for the ledger.
+func (f *FS) publishFailed(id uint64, tries uint32, next time.Time, err error) {
+	if id&(1<<63) != 0 {
+		f.log.Warn("an object that is no longer wanted cannot be deleted yet; tried again", "tries", tries, "at", next, "err", err)
+		return
+	}
+	ino := meta.Ino(id)
+	in, ierr := f.db.Inode(ino)
+	if ierr != nil {
+		return
+	}
+	f.log.Warn("a file cannot be published yet; it is safe on this node's disk, and tried again", "path", f.path(in.Parent, in.Name), "tries", tries, "at", next, "err", err)
+	_ = f.db.Do(func(tx *meta.Tx) error {
+		d, err2 := tx.Dirty(ino)
+		if err2 != nil {
+			return nil
+		}
+		d.Tries, d.Next, d.Error = tries, next.UnixNano(), clip(err.Error())
+		return tx.SetDirty(&d)
+	})
+}
+
+// clip bounds what stands in the index of an error.
+func clip(s string) string { return s[:min(len(s), 500)] }
+
+// publishNow publishes what a file holds now, and waits. What is written meanwhile may or may not be
+// in it. An error is that of the next try; the file is tried again in the background.
+func (f *FS) publishNow(ctx context.Context, node NodeID) error {
+	in, err := f.inode(node)
+	if err != nil || in.Stage == 0 || in.Flags&meta.Removed != 0 {
+		return err
+	}
+	f.unqueue(in.Ino)
+	err = f.db.Do(func(tx *meta.Tx) error {
+		d, err := tx.Dirty(in.Ino)
+		if err != nil {
+			if errors.Is(err, meta.ErrNotFound) {
+				return nil
+			}
+			return err
+		}
+		d.Seq = f.db.NextSeq()
+		d.Token = publish.NewToken() + " " + newest(d.Token)
+		return tx.SetDirty(&d)
+	})
+	if err != nil {
+		return err
+	}
+	f.enqueue(in.Ino)
+	f.publisher.queue.Hasten(uint64(in.Ino))
+	return f.publisher.queue.WaitOrFail(ctx, uint64(in.Ino))
+}

@@ -1,0 +1,322 @@
+package fs
+
+import (
+	"context"
+	"errors"
+
+	"github.com/leatfs/leatfs/fs/meta"
+)
+
+// effects are what is to be done once a change stands in the index. Nothing is lost when the
+// process is killed before: the next one finds all of it in the index.
+type effects struct {
+	gone  []meta.Ino    // lost their last name
+	moved []meta.Inode  // are called otherwise, or their object is to be
+	tombs []string      // keys whose objects are to be deleted
+	names []changedName // that the kernel does not know to be changed
+}
+
+type changedName struct {
+	dir  meta.Ino
+	name string
+}
+
+func (fx *effects) reset() { *fx = effects{} }
+
+// after does what effects say.
+func (f *FS) after(fx *effects) {
+	for i := range fx.moved {
+		in := &fx.moved[i]
+		if in.Kind == meta.KindDir {
+			f.labelDir(in)
+		} else {
+			f.relabel(in)
+		}
+		f.rekey(in)
+	}
+	for _, key := range fx.tombs {
+		f.enqueueTomb(key)
+	}
+	for _, ino := range fx.gone {
+		f.unqueue(ino)
+		f.forget(f.ctx, ino)
+	}
+	for _, c := range fx.names {
+		f.changed(c.dir, c.name)
+	}
+}
+
+// Unlink takes the name of a file away. Who has it open keeps it.
+func (f *FS) Unlink(ctx context.Context, parent NodeID, name string) error {
+	return f.remove(ctx, parent, name, opUnlink)
+}
+
+// Rmdir takes the name of an empty directory away.
+func (f *FS) Rmdir(ctx context.Context, parent NodeID, name string) error {
+	return f.remove(ctx, parent, name, opRmdir)
+}
+
+func (f *FS) remove(ctx context.Context, parent NodeID, name string, op uint32) error {
+	if noWait(ctx) {
+		return ErrWouldWait
+	}
+	if f.opt.ReadOnly {
+		return ErrReadOnly
+	}
+	if _, ok, err := f.carriedOut(ctx, op); ok || err != nil {
+		return err
+	}
+	dir, err := f.dir(parent)
+	if err != nil {
+		return err
+	}
+	in, err := f.lookup(ctx, &dir, name)
+	if err != nil {
+		return err
+	}
+	if op == opRmdir && in.Kind == meta.KindDir {
+		if err := f.listed(ctx, &in); err != nil {
+			return err
+		}
+	}
+	var fx effects
+	err = f.change(ctx, op, func(tx *meta.Tx) error {
+		fx.reset()
+		in, err := tx.Lookup(dir.Ino, name)
+		if errors.Is(err, meta.ErrNotFound) {
+			return ErrNotExist
+		}
+		if err != nil {
+			return err
+		}
+		if err := f.mayReplace(&in); err != nil {
+			return err
+		}
+		switch {
+		case op == opUnlink && in.Kind == meta.KindDir:
+			return ErrIsDir
+		case op == opRmdir && in.Kind != meta.KindDir:
+			return ErrNotDir
+		}
+		tx.Result(&in)
+		d, err := tx.Inode(dir.Ino)
+		if err != nil {
+			return err
+		}
+		return f.removeIn(tx, &d, &in, name, &fx)
+	})
+	if err == nil {
+		f.after(&fx)
+	}
+	return err
+}
+
+// mayReplace tells whether what an inode is at the origin may be deleted or overwritten by this
+// mount.
+func (f *FS) mayReplace(in *meta.Inode) error {
+	if f.opt.Protect && in.Object.ETag != "" && in.Flags&meta.Ours == 0 {
+		return &PathError{Op: "change", Path: f.path(in.Parent, in.Name), Err: ErrProtected}
+	}
+	return nil
+}
+
+// listed makes sure that the index knows what is in a directory, as of the last TTL.
+func (f *FS) listed(ctx context.Context, dir *meta.Inode) error {
+	lst, err := f.db.Listing(dir.Ino)
+	if err != nil {
+		return err
+	}
+	if lst.Complete > 0 && (f.opt.Immutable || lst.Complete > f.now()-int64(f.opt.TTL)) {
+		return nil
+	}
+	return f.relist(ctx, dir)
+}
+
+// removeIn takes a name away in a transaction, and notes what is to become of its object. d is
+// the directory, name the name, in the inode behind it.
+func (f *FS) removeIn(tx *meta.Tx, d, in *meta.Inode, name string, fx *effects) error {
+	now := f.now()
+	if in.Kind == meta.KindDir {
+		some, err := tx.HasEntries(in.Ino)
+		if err != nil {
+			return err
+		}
+		if some {
+			return ErrNotEmpty
+		}
+	}
+	primary := in.Parent == d.Ino && in.Name == name
+	left, err := tx.Remove(d.Ino, name)
+	if err != nil {
+		return err
+	}
+	left.CTime = now
+	if left.Flags&meta.Removed == 0 {
+		if primary {
+			p, err := tx.Inode(left.Parent)
+			if err != nil {
+				return err
+			}
+			if err := f.moveObject(tx, &left, d.Prefix+name, p.Prefix+left.Name, fx); err != nil {
+				return err
+			}
+		}
+	} else {
+		if err := f.forsake(tx, in, d.Prefix+name, fx); err != nil {
+			return err
+		}
+		if err := tx.ClearDirty(in.Ino, false); err != nil {
+			return err
+		}
+		left.Flags |= meta.Local // it is as it is here, whatever the name stands for later
+		fx.gone = append(fx.gone, in.Ino)
+	}
+	if err := tx.Update(&left); err != nil {
+		return err
+	}
+	if err := f.keepDir(tx, d); err != nil {
+		return err
+	}
+	return tx.Touch(d.Ino, now)
+}
+
+// forsake notes that the object of an inode that is called key, if it has one, is to be deleted.
+func (f *FS) forsake(tx *meta.Tx, in *meta.Inode, key string, fx *effects) error {
+	t := meta.Tomb{Key: key, ETag: in.Object.ETag, VersionID: in.Object.VersionID}
+	switch {
+	case in.Kind == meta.KindDir:
+		t.Key, t.Prefix = in.Prefix, true
+		if in.Flags&meta.Marker == 0 {
+			// There is no object, but perhaps some below that are yet to go.
+			if f.db.TombCount() == 0 {
+				return nil
+			}
+			t.ETag = noObject
+		}
+	case in.Object.ETag == "":
+		return nil
+	case in.Object.Key != "":
+		t.Key = in.Object.Key
+	}
+	t.Seq = f.db.NextSeq()
+	if err := tx.SetTomb(&t); err != nil {
+		return err
+	}
+	fx.tombs = append(fx.tombs, t.Key)
+	return nil
+}
+
+// noObject stands in place of an ETag in the tomb of a directory that has no object of its own.
+const noObject = "-"
+
+// moveObject notes that the object of an inode is under another key than it should be: it is to be
+// copied there and deleted here, or, where the content is newer, only deleted. The caller writes in.
+func (f *FS) moveObject(tx *meta.Tx, in *meta.Inode, from, to string, fx *effects) error {
+	if len(to) > maxKey {
+		return ErrNameTooLong
+	}
+	if from == to || !published(in.Kind) {
+		return nil
+	}
+	if in.Object.ETag == "" {
+		if in.Flags&meta.Local != 0 {
+			fx.moved = append(fx.moved, *in)
+		}
+		return nil
+	}
+	src := from
+	if in.Object.Key != "" {
+		src = in.Object.Key
+	}
+	if src == to && in.Stage == 0 {
+		// It is back where its object is.
+		in.Object.Key = ""
+		if in.Links == 0 {
+			in.Flags &^= meta.Local
+		}
+		if err := tx.ClearTomb(to); err != nil && !errors.Is(err, meta.ErrNotFound) {
+			return err
+		}
+		fx.moved = append(fx.moved, *in)
+		return tx.ClearDirty(in.Ino, false)
+	}
+	seq := f.db.NextSeq()
+	t := meta.Tomb{Key: src, ETag: in.Object.ETag, VersionID: in.Object.VersionID, Seq: f.db.NextSeq()}
+	in.Flags |= meta.Local
+	if in.Stage != 0 || in.Kind == meta.KindSymlink {
+		// What it was at the origin is of no use any more.
+		in.Object = meta.Object{}
+	} else {
+		t.Needed = in.Ino
+		in.Object.Key = src
+	}
+	d, err := tx.Dirty(in.Ino)
+	if err != nil && !errors.Is(err, meta.ErrNotFound) {
+		return err
+	}
+	if errors.Is(err, meta.ErrNotFound) || in.Stage == 0 {
+		d = meta.Dirty{Ino: in.Ino, Since: f.now(), Seq: seq}
+	}
+	if err := tx.SetDirty(&d); err != nil {
+		return err
+	}
+	if err := tx.SetTomb(&t); err != nil {
+		return err
+	}
+	fx.moved = append(fx.moved, *in)
+	fx.tombs = append(fx.tombs, src)
+	return nil
+}
+
+// keepDir sees to it that a directory that has become empty has an object of its own: without one
+// it would be gone at the origin with the last object in it.
+func (f *FS) keepDir(tx *meta.Tx, d *meta.Inode) error {
+	if d.Ino == f.root.Ino || d.Flags&(meta.Marker|meta.Local|meta.Removed) != 0 {
+		return nil
+	}
+	some, err := tx.HasEntries(d.Ino)
+	if err != nil || some {
+		return err
+	}
+	d.Flags |= meta.Local
+	if err := tx.Update(d); err != nil {
+		return err
+	}
+	return tx.SetDirty(&meta.Dirty{Ino: d.Ino, Since: f.now(), Seq: f.db.NextSeq()})
+}
+
+// forget gives up the content of an inode that has no name any more, once nobody has it open.
+func (f *FS) forget(ctx context.Context, ino meta.Ino) {
+	in, err := f.db.Inode(ino)
+	if err != nil || in.Flags&meta.Removed == 0 {
+		return
+	}
+	if in.Kind == meta.KindDir {
+		if err := f.cache.RemoveDirLabel(uint64(ino)); err != nil {
+			f.log.Debug("the label of a removed directory stays", "inode", ino, "err", err)
+		}
+		return
+	}
+	node := f.nodeOf(&in)
+	end, err := f.open.begin(ctx, node)
+	if err != nil {
+		return // the mount ends; the next start does it
+	}
+	defer end(nil)
+	if f.open.openHandles(ino) || !f.open.drop(node) {
+		return // at its last close
+	}
+	if in.Stage == 0 {
+		f.doom(&in)
+		return
+	}
+	var stage = in.Stage
+	if _, err := f.db.Update(ino, func(in *meta.Inode) error {
+		stage, in.Stage = in.Stage, 0
+		return nil
+	}); err != nil {
+		f.log.Warn("the content of a removed file stays until the next start", "inode", ino, "err", err)
+		return
+	}
+	f.removeStage(stage)
+}

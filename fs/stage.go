@@ -1,0 +1,309 @@
+package fs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/leatfs/leatfs/cache"
+	"github.com/leatfs/leatfs/fs/meta"
+)
+
+// writes tells whether flags of open(2) allow to change the file.
+func writes(flags int) bool {
+	return flags&(os.O_WRONLY|os.O_RDWR) != 0 || flags&os.O_TRUNC != 0
+}
+
+// stage gives the inode of a node a staging file, so that it can be changed. The file of a
+// version that is here whole becomes it, in place: who has it open for reading sees the changes.
+// What is not here is fetched first, unless empty says that nothing of it is wanted. The caller is the only
+// one to open the node.
+//
+// ErrStale: others use the file, so that the changed file is a copy and a new node.
+func (f *FS) stage(ctx context.Context, node NodeID, in *meta.Inode, empty bool) (meta.Inode, error) {
+	if err := f.mayReplace(in); err != nil {
+		return *in, err
+	}
+	o, err := f.revived(ctx, f.open.peek(node))
+	if err != nil {
+		return *in, err
+	}
+	open := o != nil && f.open.get(node) != nil
+	if o != nil && !open {
+		f.open.drop(node)
+		o = nil
+	}
+	switch {
+	case in.Object.Size == 0 || empty && !open:
+		return f.stageNew(in, o)
+	case o == nil:
+		o = &openNode{node: node, inode: *in}
+		ident, err := f.identity(in)
+		if err != nil {
+			return *in, err
+		}
+		if o.obj, err = f.cache.Object(ctx, ident, f.store); err != nil {
+			return *in, err
+		}
+		defer func() {
+			if o.obj != nil {
+				o.obj.Release()
+			}
+		}()
+	}
+	if !o.obj.Passthroughable() {
+		if err := o.obj.Fetch(ctx); err != nil {
+			return *in, f.fetchFailed(ctx, o, err)
+		}
+	}
+	return f.stageTaken(in, o, open)
+}
+
+// stageNew stages an empty file.
+func (f *FS) stageNew(in *meta.Inode, o *openNode) (meta.Inode, error) {
+	dir, err := f.db.Inode(in.Parent)
+	if err != nil {
+		return *in, err
+	}
+	id, file, err := f.cache.NewStage(f.label(&dir, in))
+	if err != nil {
+		return *in, &PathError{Op: "open", Path: f.path(in.Parent, in.Name), Err: err}
+	}
+	closeFile(file)
+	now, err := f.staged(in, id, false)
+	if err != nil {
+		f.removeStage(id)
+		return *in, err
+	}
+	if o != nil {
+		f.open.replace(o, &openNode{node: o.node, inode: now, stage: id})
+	} else if in.Object.Size > 0 {
+		f.doom(in)
+	}
+	return now, nil
+}
+
+// stageTaken makes the file of a complete object the staging file, or a copy of it.
+func (f *FS) stageTaken(in *meta.Inode, o *openNode, open bool) (meta.Inode, error) {
+	dir, err := f.db.Inode(in.Parent)
+	if err != nil {
+		return *in, err
+	}
+	lent := 0
+	if o.lent {
+		lent = 1
+	}
+	o.use.Lock() // reads under way are over
+	defer o.use.Unlock()
+	id, err := f.cache.TakeStage(o.obj, lent, f.label(&dir, in))
+	copied := errors.Is(err, cache.ErrInUse)
+	if copied {
+		id, err = f.copyStage(o.obj, f.label(&dir, in))
+	}
+	if err != nil {
+		return *in, &PathError{Op: "open", Path: f.path(in.Parent, in.Name), Err: err}
+	}
+	now, err := f.staged(in, id, copied && open)
+	if err != nil {
+		// What was taken is found at the next start, equal to the object.
+		return *in, err
+	}
+	switch {
+	case copied && open:
+		f.open.drop(o.node)
+		return now, ErrStale
+	case copied || !open:
+		return now, nil
+	}
+	n := &openNode{node: o.node, inode: now, stage: id, backing: o.backing, ref: o.ref, file: o.file, pass: o.pass, noPass: o.noPass}
+	if f.open.replace(o, n) {
+		o.moved = true
+		f.open.letGo(o)
+		o.obj = nil
+	}
+	return now, nil
+}
+
+// copyStage makes a staging file with the content of an object whose file others need as it is.
+func (f *FS) copyStage(obj *cache.Object, l cache.StageLabel) (id cache.ID, err error) {
+	from, err := obj.Lend()
+	if err != nil {
+		return 0, err
+	}
+	defer obj.Return()
+	defer closeFile(from)
+	id, to, err := f.cache.NewStage(l)
+	if err != nil {
+		return 0, err
+	}
+	_, err = io.Copy(to, from)
+	if err = errors.Join(err, to.Close()); err != nil {
+		f.removeStage(id)
+		return 0, err
+	}
+	return id, nil
+}
+
+// staged notes in the index that an inode's content is in a staging file. another says that it is
+// another file than the one that its node has open.
+func (f *FS) staged(in *meta.Inode, id cache.ID, another bool) (now meta.Inode, err error) {
+	err = f.db.Do(func(tx *meta.Tx) error {
+		var err error
+		if now, err = tx.Inode(in.Ino); err != nil {
+			return err
+		}
+		if now.Stage != 0 || now.Gen != in.Gen || now.Object.ETag != in.Object.ETag {
+			return ErrStale
+		}
+		now.Stage = id
+		now.Flags |= meta.Local
+		if another {
+			now.Gen = (now.Gen + 1) & genMask
+		}
+		if err := tx.Update(&now); err != nil {
+			return err
+		}
+		if now.Flags&meta.Removed != 0 {
+			return nil
+		}
+		return tx.SetDirty(&meta.Dirty{Ino: in.Ino, Since: f.now()})
+	})
+	return now, err
+}
+
+// openStaged adds a handle to the node of an inode that has a staging file. The caller is the only
+// one to open it.
+func (f *FS) openStaged(ctx context.Context, node NodeID, in *meta.Inode, flags int) (Opened, error) {
+	o, err := f.revived(ctx, f.open.peek(node))
+	if err != nil {
+		return Opened{}, err
+	}
+	if o != nil && o.stage != in.Stage {
+		// Kept from when it was another file.
+		if !f.open.drop(node) {
+			return Opened{}, fmt.Errorf("inode %d: open with file %d, staged in %d", in.Ino, o.stage, in.Stage)
+		}
+		o = nil
+	}
+	fresh := o == nil
+	if fresh {
+		o = &openNode{node: node, inode: *in, stage: in.Stage}
+		if f.open.backing != nil {
+			if err := f.registerStage(o); err != nil {
+				f.log.Warn("no passthrough for this file; the daemon serves it", "path", f.path(in.Parent, in.Name), "err", err)
+			}
+		}
+	}
+	write := writes(flags)
+	if write {
+		f.unqueue(in.Ino)
+		if err := f.reopened(in); err != nil {
+			return Opened{}, err
+		}
+	}
+	if flags&os.O_TRUNC != 0 {
+		if err := f.truncate(o, 0); err != nil {
+			return Opened{}, err
+		}
+	}
+	unique, _ := requestOf(ctx)
+	var fh uint64
+	if fresh {
+		if fh, err = f.open.add(o, unique, write); err != nil {
+			f.open.close(o)
+		}
+	} else {
+		if fh, err = f.open.join(o, unique, write); err == nil && fh == 0 {
+			err = ErrStale // reclaimed meanwhile
+		}
+	}
+	if err != nil {
+		return Opened{}, err
+	}
+	a := opened(o, fh)
+	a.Write = write
+	a.Direct = !o.pass && flags&unix.O_DIRECT != 0
+	return a, nil
+}
+
+// reopened notes that a file is open for writing again: it is not complete.
+func (f *FS) reopened(in *meta.Inode) error {
+	if in.Flags&meta.Removed != 0 {
+		return nil
+	}
+	return f.db.Do(func(tx *meta.Tx) error {
+		now, err := tx.Inode(in.Ino)
+		if err != nil || now.Flags&meta.Removed != 0 {
+			return err
+		}
+		d, err := tx.Dirty(in.Ino)
+		switch {
+		case errors.Is(err, meta.ErrNotFound):
+			d = meta.Dirty{Ino: in.Ino, Since: f.now()}
+		case err != nil:
+			return err
+		case d.Seq == 0 && !d.Held:
+			return nil
+		}
+		d.Seq, d.Held = 0, false
+		return tx.SetDirty(&d)
+	})
+}
+
+// registerStage lends a staging file to the kernel, which opens it anew with each handle's own
+// flags.
+func (f *FS) registerStage(o *openNode) error {
+	file, err := f.cache.OpenStage(o.stage, os.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	o.file = o.stage
+	t := &f.open
+	b, err := t.session.NewBacking(uint64(o.node), uint64(o.file), func() (int32, error) { return t.backing.Register(file) })
+	closeFile(file)
+	if err != nil {
+		o.noPass = true
+		return err
+	}
+	o.backing, o.ref, o.pass = b.ID, b.Ref, true
+	return nil
+}
+
+// truncate sets the size of a staging file.
+func (f *FS) truncate(o *openNode, size int64) error {
+	file, err := f.cache.OpenStage(o.stage, os.O_WRONLY)
+	if err != nil {
+		return err
+	}
+	err = file.Truncate(size)
+	return errors.Join(err, file.Close())
+}
+
+// stageFile is the staging file of a node, for the daemon to read and write. The caller closes it
+// by calling done.
+func (f *FS) stageFile(o *openNode) (file *os.File, done func(), err error) {
+	o.io.Lock()
+	defer o.io.Unlock()
+	if o.rw == nil {
+		if o.rw, err = f.cache.OpenStage(o.stage, os.O_RDWR); err != nil {
+			return nil, nil, err
+		}
+	}
+	o.ioUsers.Add(1)
+	return o.rw, func() { o.ioUsers.Done() }, nil
+}
+
+// closeStage closes the daemon's own descriptor, so that a lease can tell whether others write.
+func (o *openNode) closeStage() {
+	o.io.Lock()
+	defer o.io.Unlock()
+	o.ioUsers.Wait()
+	if o.rw != nil {
+		closeFile(o.rw)
+		o.rw = nil
+	}
+}

@@ -1,0 +1,588 @@
+package fs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/leatfs/leatfs/cache"
+	"github.com/leatfs/leatfs/fs/meta"
+	"github.com/leatfs/leatfs/fs/publish"
+)
+
+// The token of a Dirty is that of its publication, and behind it that of an earlier content of the
+// file, whose commit may have been carried out unnoticed.
+
+func newest(token string) string { t, _, _ := strings.Cut(token, " "); return t }
+func former(token string) string { _, t, _ := strings.Cut(token, " "); return t }
+
+// work is what there is to do for a dirty inode, as of one moment.
+type work struct {
+	in, dir meta.Inode
+	dirty   meta.Dirty
+	key     string
+	base    string // ETag of what is to be under the key before; "": nothing
+}
+
+// look reads what there is to do; ok is false when there is nothing, or not now.
+func (f *FS) look(ino meta.Ino) (w work, ok bool, err error) {
+	err = f.db.Do(func(tx *meta.Tx) error {
+		w, ok = work{}, false
+		var err error
+		if w.dirty, err = tx.Dirty(ino); err != nil {
+			return absent(err)
+		}
+		if w.in, err = tx.Inode(ino); err != nil {
+			return absent(err)
+		}
+		if w.dirty.Seq == 0 || w.dirty.Held || w.in.Flags&meta.Removed != 0 {
+			return nil
+		}
+		if w.dir, err = tx.Inode(w.in.Parent); err != nil {
+			return err
+		}
+		w.key = naturalKey(&w.dir, &w.in)
+		t, err := tx.Tomb(w.key)
+		switch {
+		case err == nil && t.Done == 0 && t.ETag != noObject:
+			w.base = t.ETag
+			if t.Needed != 0 && t.Needed != ino {
+				return fmt.Errorf("waits for the copy of what is still under %q", w.key)
+			}
+		case err != nil && !errors.Is(err, meta.ErrNotFound):
+			return err
+		case w.in.Object.Key == "":
+			w.base = w.in.Object.ETag
+		}
+		ok = true
+		return nil
+	})
+	return w, ok, err
+}
+
+// absent makes "not found" no error.
+func absent(err error) error {
+	if errors.Is(err, meta.ErrNotFound) {
+		return nil
+	}
+	return err
+}
+
+// publishInode brings to the origin what an inode has that the origin has not. The queue calls it
+// again when it fails.
+func (f *FS) publishInode(ctx context.Context, ino meta.Ino, order func(context.Context) error) error {
+	w, ok, err := f.look(ino)
+	if err != nil || !ok {
+		return err
+	}
+	job := publish.Job{Key: w.key, Token: newest(w.dirty.Token), Order: order,
+		IfNoneMatch: w.base == "", IfMatch: w.base,
+		Upload: publish.Upload(w.dirty.Upload), Began: func(u publish.Upload) error { return f.uploadBegan(ino, w.dirty.Seq, u) }}
+	if job.Token == "" {
+		job.Token = publish.NewToken()
+	}
+	var out publish.Outcome
+	switch {
+	case w.in.Kind == meta.KindDir:
+		if err := order(ctx); err != nil {
+			return err
+		}
+		a := f.attr(&w.in)
+		out, err = f.publisher.pub.Marker(ctx, w.key, publish.Metadata(syscall.S_IFDIR|a.Mode, a.UID, a.GID, a.MTime, a.CTime, ""), job.Token)
+	case w.in.Kind == meta.KindSymlink:
+		a := f.attr(&w.in)
+		job.Data, job.Size = []byte(w.in.Target), int64(len(w.in.Target))
+		job.Metadata = publish.Metadata(syscall.S_IFLNK|0o777, a.UID, a.GID, a.MTime, a.CTime, "")
+		out, err = f.publisher.pub.Publish(ctx, job)
+	case w.in.Stage != 0:
+		return f.publishStage(ctx, &w, &job)
+	case w.in.Object.Key != "":
+		job.Copy = &publish.Source{Key: w.in.Object.Key, ETag: w.in.Object.ETag, VersionID: w.in.Object.VersionID, Size: w.in.Object.Size}
+		out, err = f.publisher.pub.Publish(ctx, job)
+	default:
+		return f.clean(ino, w.dirty.Seq)
+	}
+	if err != nil {
+		return f.refused(ctx, &w, err)
+	}
+	return f.landed(&w, out, nil)
+}
+
+// clean notes that there is nothing to do.
+func (f *FS) clean(ino meta.Ino, seq uint64) error {
+	return f.db.Do(func(tx *meta.Tx) error {
+		d, err := tx.Dirty(ino)
+		if err != nil || d.Seq != seq {
+			return absent(err)
+		}
+		in, err := tx.Inode(ino)
+		if err != nil {
+			return err
+		}
+		if in.Links == 0 {
+			in.Flags &^= meta.Local
+		}
+		if err := tx.Update(&in); err != nil {
+			return err
+		}
+		return tx.ClearDirty(ino, false)
+	})
+}
+
+// uploadBegan records a multipart upload before its first part is sent.
+func (f *FS) uploadBegan(ino meta.Ino, seq uint64, u publish.Upload) error {
+	return f.db.Do(func(tx *meta.Tx) error {
+		d, err := tx.Dirty(ino)
+		if errors.Is(err, meta.ErrNotFound) || err == nil && d.Seq != seq {
+			return publish.ErrSuperseded
+		}
+		if err != nil {
+			return err
+		}
+		if d.Upload.ID != "" && d.Upload.ID != u.ID {
+			if err := tx.AddAbort(d.Upload.Key, d.Upload.ID); err != nil {
+				return err
+			}
+		}
+		d.Upload = meta.Upload(u)
+		return tx.SetDirty(&d)
+	})
+}
+
+// publishStage uploads a staging file.
+func (f *FS) publishStage(ctx context.Context, w *work, job *publish.Job) error {
+	file, err := f.cache.OpenStage(w.in.Stage, os.O_RDONLY)
+	if err != nil {
+		return &PathError{Op: "publish", Path: f.path(w.dir.Ino, w.in.Name), Err: err}
+	}
+	defer closeFile(file)
+	a, err := f.attrNow(&w.in)
+	if err != nil {
+		return err
+	}
+	job.File, job.Size = file, a.Size
+	job.Metadata = publish.Metadata(syscall.S_IFREG|a.Mode, a.UID, a.GID, a.MTime, a.CTime, "")
+	out, err := f.publisher.pub.Publish(ctx, *job)
+	if err != nil {
+		return f.refused(ctx, w, err)
+	}
+	return f.landed(w, out, &a)
+}
+
+// landed notes what the origin has now. The staging file becomes the object's file in the cache, if it
+// still is what was published; else it stays dirty.
+func (f *FS) landed(w *work, out publish.Outcome, a *Attr) error {
+	version := meta.Object{Size: out.Object.Size, ETag: out.Object.ETag, VersionID: out.Object.VersionID, MTime: out.Object.ModTime.UnixNano()}
+	if out.Object.ModTime.IsZero() {
+		version.MTime = f.now()
+	}
+	var batch cache.Batch
+	commit := func(bool) {}
+	adopted := false
+	node := f.nodeOf(&w.in)
+	if w.in.Stage != 0 {
+		version.Size = a.Size
+		end, err := f.open.begin(f.ctx, node)
+		if err != nil {
+			return err
+		}
+		defer end(nil)
+		if ok, err := f.unchanged(w, &out); err != nil {
+			return err
+		} else if ok {
+			ident := cache.Identity{Origin: f.store.String(), Key: w.key, ETag: version.ETag, VersionID: version.VersionID, Size: version.Size, Inode: uint64(w.in.Ino)}
+			if batch, commit, err = f.cache.AdoptStage(w.in.Stage, ident, out.Sum, out.Blocks, out.Checksum); err != nil {
+				return &PathError{Op: "publish", Path: f.path(w.dir.Ino, w.in.Name), Err: err}
+			}
+			adopted = true
+		}
+	}
+	var fx effects
+	var now meta.Inode
+	left := false
+	err := f.db.Do(func(tx *meta.Tx) error {
+		fx.reset()
+		left = false
+		var err error
+		if now, err = tx.Inode(w.in.Ino); err != nil {
+			return err
+		}
+		dir, err := tx.Inode(now.Parent)
+		if err != nil {
+			return err
+		}
+		d, err := tx.Dirty(w.in.Ino)
+		if err != nil && !errors.Is(err, meta.ErrNotFound) {
+			return err
+		}
+		if now.Flags&meta.Removed != 0 || naturalKey(&dir, &now) != w.key || errors.Is(err, meta.ErrNotFound) || now.Stage != w.in.Stage {
+			// It was removed or renamed meanwhile: what landed is to go again.
+			left = true
+			return f.strand(tx, w, &d, &now, version, &fx)
+		}
+		if err := absent(tx.ClearTomb(w.key)); err != nil {
+			return err
+		}
+		if w.in.Object.Key != "" {
+			if err := f.unneed(tx, w.in.Object.Key, &fx); err != nil {
+				return err
+			}
+		}
+		now.Flags |= meta.Ours
+		now.Checked = f.now()
+		if now.Kind == meta.KindDir {
+			now.Flags |= meta.Marker
+		} else {
+			now.Object = version
+		}
+		if now.Stage != 0 && (!adopted || d.Seq != w.dirty.Seq) {
+			// It is open again, and goes on from what has landed.
+			adopted = false
+			d.Upload = meta.Upload{}
+			if err := tx.Update(&now); err != nil {
+				return err
+			}
+			if d.Seq == w.dirty.Seq {
+				d.Seq = 0
+			}
+			return tx.SetDirty(&d)
+		}
+		if adopted {
+			now.Stage = 0
+			now.MTime, now.ATime, now.CTime = a.MTime, a.ATime, a.CTime
+			if err := tx.Apply(batch); err != nil {
+				return err
+			}
+		}
+		if now.Links == 0 {
+			now.Flags &^= meta.Local
+		}
+		if err := tx.Update(&now); err != nil {
+			return err
+		}
+		return tx.ClearDirty(w.in.Ino, true)
+	})
+	switch {
+	case err != nil:
+		commit(false)
+		return err
+	case !adopted || left:
+		commit(false)
+	default:
+		f.adopted(node, &now, commit)
+	}
+	f.after(&fx)
+	if !left && w.in.Stage != 0 && !adopted {
+		f.completeSoon(w.in.Ino)
+	}
+	return nil
+}
+
+// unchanged tells whether a staging file is what was published, and nobody can change it.
+func (f *FS) unchanged(w *work, out *publish.Outcome) (bool, error) {
+	if f.open.writers(w.in.Ino) > 0 || out.Blocks == nil && w.in.Stage == 0 {
+		return false, nil
+	}
+	if o := f.open.peek(f.nodeOf(&w.in)); o != nil {
+		o.closeStage()
+	}
+	writers, _, err := f.cache.StageBusy(w.in.Stage)
+	if err != nil || writers {
+		return false, err
+	}
+	st, err := f.cache.StatStage(w.in.Stage)
+	if err != nil {
+		return false, err
+	}
+	return st.Size == out.Stamp.Size && st.Mtim.Nano() == out.Stamp.MTime, nil
+}
+
+// strand notes in a transaction that something landed under a key that the inode no longer has.
+func (f *FS) strand(tx *meta.Tx, w *work, d *meta.Dirty, now *meta.Inode, version meta.Object, fx *effects) error {
+	if w.in.Kind == meta.KindDir {
+		version.ETag = ""
+	}
+	t := meta.Tomb{Key: w.key, ETag: version.ETag, VersionID: version.VersionID, Seq: f.db.NextSeq(), Prefix: w.in.Kind == meta.KindDir}
+	if old, err := tx.Tomb(w.key); err == nil {
+		t.Needed = old.Needed
+	}
+	if err := tx.SetTomb(&t); err != nil {
+		return err
+	}
+	fx.tombs = append(fx.tombs, w.key)
+	if d.Ino == 0 {
+		return nil
+	}
+	d.Upload = meta.Upload{}
+	if err := tx.SetDirty(d); err != nil {
+		return err
+	}
+	fx.moved = append(fx.moved, *now)
+	return nil
+}
+
+// unneed notes that the source of a copy is not needed any more.
+func (f *FS) unneed(tx *meta.Tx, key string, fx *effects) error {
+	t, err := tx.Tomb(key)
+	if err != nil {
+		return absent(err)
+	}
+	t.Needed = 0
+	fx.tombs = append(fx.tombs, key)
+	return tx.SetTomb(&t)
+}
+
+// adopted goes on with a file that was staged as the file of an object.
+func (f *FS) adopted(node NodeID, in *meta.Inode, commit func(bool)) {
+	o := f.open.peek(node)
+	if o == nil {
+		commit(true)
+		return
+	}
+	if f.open.get(node) == nil {
+		f.open.drop(node)
+		commit(true)
+		return
+	}
+	n := &openNode{node: node, inode: *in, backing: o.backing, ref: o.ref, file: o.file, pass: o.pass, noPass: o.noPass}
+	if in.Object.Size == 0 {
+		// Its readers keep the empty file that was unlinked.
+		commit(true)
+		n.stage = 0
+		if f.open.replace(o, n) {
+			o.retire()
+		}
+		return
+	}
+	ident, err := f.identity(in)
+	if err == nil {
+		n.obj, err = f.cache.Object(f.ctx, ident, f.store)
+	}
+	commit(true)
+	if err == nil && o.pass {
+		var file *os.File
+		if file, err = n.obj.Lend(); err == nil {
+			closeFile(file)
+			n.lent = true
+		}
+	}
+	if err != nil {
+		f.log.Warn("a file that was published stays as it is for those who have it open", "path", f.path(in.Parent, in.Name), "err", err)
+		f.open.letGo(n)
+		f.open.drop(node)
+		return
+	}
+	if f.open.replace(o, n) {
+		o.retire()
+	} else {
+		f.open.letGo(n)
+	}
+}
+
+// refused deals with a publication that the origin did not take.
+func (f *FS) refused(ctx context.Context, w *work, err error) error {
+	var c *publish.Conflict
+	var s *publish.SourceChanged
+	switch {
+	case errors.As(err, &c):
+		return f.conflict(ctx, w, c)
+	case errors.As(err, &s):
+		return f.sourceGone(w, s)
+	case errors.Is(err, publish.ErrChanged):
+		f.completeSoon(w.in.Ino)
+		return publish.ErrSuperseded
+	}
+	return &PathError{Op: "publish", Path: f.path(w.dir.Ino, w.in.Name), Err: err}
+}
+
+// sourceGone: what was to be copied under a new name is gone at the origin, or another. Then so is
+// the file: somebody else has removed or replaced it.
+func (f *FS) sourceGone(w *work, s *publish.SourceChanged) error {
+	ident, err := f.identity(&w.in)
+	if err != nil {
+		return err
+	}
+	if obj, err := f.cache.Object(f.ctx, ident, f.store); err == nil {
+		// What is whole here is not lost.
+		id, err := f.copyStageIf(obj, w)
+		obj.Release()
+		if err == nil {
+			_, err = f.staged(&w.in, id, true)
+			if err == nil {
+				f.changed(w.in.Parent, w.in.Name)
+				f.completeSoon(w.in.Ino)
+			}
+			return err
+		}
+	}
+	f.log.Error("a renamed file is gone: before it was copied to its new name, its object was removed or replaced at the origin by somebody else",
+		"path", f.path(w.dir.Ino, w.in.Name), "key", s.Key)
+	var fx effects
+	err = f.db.Do(func(tx *meta.Tx) error {
+		fx.reset()
+		if err := f.unneed(tx, w.in.Object.Key, &fx); err != nil {
+			return err
+		}
+		if err := absent(tx.ClearTomb(w.in.Object.Key)); err != nil {
+			return err
+		}
+		if err := absent(tx.ClearDirty(w.in.Ino, false)); err != nil {
+			return err
+		}
+		fx.names = append(fx.names, changedName{w.in.Parent, w.in.Name})
+		_, err := tx.Remove(w.in.Parent, w.in.Name)
+		return absent(err)
+	})
+	if err == nil {
+		f.after(&fx)
+	}
+	return err
+}
+
+func (f *FS) copyStageIf(obj *cache.Object, w *work) (cache.ID, error) {
+	if !obj.Complete() {
+		return 0, cache.ErrIncomplete
+	}
+	return f.copyStage(obj, f.label(&w.dir, &w.in))
+}
+
+// conflict: somebody else has put something under the key, or removed what was there. An earlier
+// content of our own is built upon. Else what the bucket has keeps the name, and ours is published beside it.
+func (f *FS) conflict(ctx context.Context, w *work, c *publish.Conflict) error {
+	have := c.Have
+	switch {
+	case have.Key == "":
+		// What was there is gone: nothing is lost by putting ours there.
+		return f.rebase(w, "")
+	case former(w.dirty.Token) != "" && publish.TokenOf(have) == former(w.dirty.Token):
+		return f.rebase(w, have.ETag)
+	case f.opt.LastWins && !f.opt.Protect:
+		f.log.Warn("what somebody else put under this name is overwritten (last-wins)", "path", f.path(w.dir.Ino, w.in.Name), "etag", have.ETag)
+		return f.rebase(w, have.ETag)
+	case w.in.Kind == meta.KindDir:
+		return f.landed(w, publish.Outcome{Object: have}, nil)
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	suffix := fmt.Sprintf(".conflict-%s-%s", host, time.Unix(0, f.now()).UTC().Format("20060102T150405.000Z"))
+	name := w.in.Name[:min(len(w.in.Name), MaxName-len(suffix))] + suffix
+	var fx effects
+	err = f.db.Do(func(tx *meta.Tx) error {
+		fx.reset()
+		now, err := tx.Inode(w.in.Ino)
+		if err != nil {
+			return err
+		}
+		if now.Parent != w.in.Parent || now.Name != w.in.Name || now.Flags&meta.Removed != 0 {
+			return nil // it is called otherwise by now: nothing is in its way
+		}
+		in, err := tx.Move(w.in.Parent, w.in.Name, w.in.Parent, name)
+		if err != nil {
+			return err
+		}
+		in.Object = meta.Object{Key: in.Object.Key, ETag: in.Object.ETag, Size: in.Object.Size, VersionID: in.Object.VersionID, MTime: in.Object.MTime}
+		if in.Stage != 0 || in.Object.Key == "" {
+			in.Object = meta.Object{}
+		}
+		if err := tx.Update(&in); err != nil {
+			return err
+		}
+		if err := absent(tx.ClearTomb(w.key)); err != nil {
+			return err
+		}
+		theirs := meta.Inode{Kind: meta.KindFile, Name: w.in.Name, Checked: f.now(),
+			Object: meta.Object{Size: have.Size, ETag: have.ETag, VersionID: have.VersionID, MTime: have.ModTime.UnixNano()}}
+		if _, err := tx.Insert(w.in.Parent, theirs); err != nil {
+			return err
+		}
+		fx.moved = append(fx.moved, in)
+		fx.names = append(fx.names, changedName{w.in.Parent, w.in.Name}, changedName{w.in.Parent, name})
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	f.publisher.mu.Lock()
+	f.publisher.conflict++
+	f.publisher.mu.Unlock()
+	f.log.Error("somebody else has changed the object under this name; theirs keeps it, ours is kept beside it",
+		"path", f.path(w.dir.Ino, w.in.Name), "ours", f.path(w.dir.Ino, name), "etag", have.ETag)
+	f.after(&fx)
+	return publish.ErrSuperseded
+}
+
+// rebase notes what is under the key of a file that it may overwrite, and has it published again.
+func (f *FS) rebase(w *work, etag string) error {
+	err := f.db.Do(func(tx *meta.Tx) error {
+		if etag == "" {
+			if err := absent(tx.ClearTomb(w.key)); err != nil {
+				return err
+			}
+		} else if err := tx.SetTomb(&meta.Tomb{Key: w.key, ETag: etag, Seq: f.db.NextSeq()}); err != nil {
+			return err
+		}
+		now, err := tx.Inode(w.in.Ino)
+		if err != nil {
+			return absent(err)
+		}
+		if now.Stage != 0 && now.Object.ETag != "" {
+			now.Object = meta.Object{}
+			return tx.Update(&now)
+		}
+		return nil
+	})
+	if err == nil {
+		err = fmt.Errorf("published once more: what was under %q has changed", w.key)
+	}
+	return err
+}
+
+// bury deletes an object that is no longer wanted: only the version that is meant.
+func (f *FS) bury(ctx context.Context, key string, order func(context.Context) error) error {
+	t, err := f.db.Tomb(key)
+	if err != nil || t.Done != 0 {
+		return absent(err)
+	}
+	if t.Needed != 0 {
+		return fmt.Errorf("%q is still to be copied", key)
+	}
+	if t.ETag != noObject {
+		if err := order(ctx); err != nil {
+			return err
+		}
+		_, err := f.publisher.pub.Delete(ctx, key, publish.Version{ETag: t.ETag})
+		var c *publish.Conflict
+		if err != nil && !errors.As(err, &c) {
+			return err
+		}
+		if c != nil {
+			f.log.Warn("an object was changed by somebody else before it was deleted here; it stays", "key", key, "etag", c.Have.ETag)
+		}
+	}
+	if t.Prefix {
+		below := false
+		if err := f.db.WalkTombs(key+"\x00", key[:len(key)-1]+"0", func(b meta.Tomb) bool {
+			below = b.Done == 0
+			return !below
+		}); err != nil {
+			return err
+		}
+		if below {
+			return fmt.Errorf("objects below %q are still to be deleted", key)
+		}
+	}
+	return f.db.Do(func(tx *meta.Tx) error {
+		now, err := tx.Tomb(key)
+		if err != nil || now.Seq != t.Seq {
+			return absent(err)
+		}
+		now.Done = f.now()
+		return tx.SetTomb(&now)
+	})
+}
