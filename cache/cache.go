@@ -468,6 +468,10 @@ func (c *Cache) Close() error {
 	c.syncNow()
 	c.books.Wait()
 	c.clean.Store(1)
+	c.moving.Range(func(any, any) bool { // some file was left with two names, for the next start
+		c.clean.Store(0)
+		return false
+	})
 	c.ledger.flush() // what the last flush left, and the epoch
 	err := c.ledger.err
 	c.mu.Lock()

@@ -28,6 +28,14 @@
 // a mapping of it may be left that nobody knows of. So its label says that it is complete before
 // it is lent, and a file whose label says so is only ever unlinked, whatever the index says of it.
 //
+// # Files being written
+//
+// What the origin does not have yet stands in staging files, of which the cache only keeps the
+// names, the labels and the space: what is in them and when it goes it does not know. Eviction,
+// Scrub and Reconcile never touch them. An object file becomes a staging file when somebody
+// writes to the object (TakeStage), and the reverse when it was published (AdoptStage), each in
+// place. Data of the cache gives way to them (stageWatch).
+//
 // # Locks
 //
 // The order is Cache.mu, then Object.mu, then one of the leaves: lists.mu, ledger.mu, dir.mu,

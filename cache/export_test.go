@@ -7,6 +7,9 @@ func SetBeforeWrite(c *Cache, fn func()) { c.beforeWrite = fn }
 // of the label; call it before the first read.
 func SetBeforeLabel(c *Cache, fn func() error) { c.beforeLabel = fn }
 
+// SetAtStep has fn called at each step of TakeStage and AdoptStage; call it before them.
+func SetAtStep(c *Cache, fn func(step string)) { c.atStep = fn }
+
 // Waiting is how many readers wait for a download of o.
 func Waiting(o *Object) int {
 	o.mu.Lock()

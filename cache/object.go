@@ -236,13 +236,6 @@ func (o *Object) giveUp(users *int, misuse string) {
 	}
 }
 
-// look says that n references more are of users that TakeStage need not care for.
-func (o *Object) look(n int) {
-	o.mu.Lock()
-	o.passive += n
-	o.mu.Unlock()
-}
-
 // Doom says that this version was replaced: its file is removed as soon as nobody uses it.
 // Asking the cache for the identity again takes it back.
 func (o *Object) Doom() {

@@ -1,7 +1,6 @@
 package cache
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -52,7 +51,7 @@ func (c *Cache) TakeStage(o *Object, lent int, l StageLabel) (ID, error) {
 		return fail(&os.PathError{Op: "setxattr", Path: file, Err: err})
 	}
 	c.stageStep("take: labelled")
-	if err := os.Link(file, staged); err != nil {
+	if err := linkStage(file, staged); err != nil {
 		return fail(errors.Join(err, dropXattr(file, stageXattr)))
 	}
 	c.stageStep("take: linked")
@@ -86,6 +85,18 @@ func (c *Cache) TakeStage(o *Object, lent int, l StageLabel) (ID, error) {
 		return fail(errors.Join(err, c.RemoveStage(id)))
 	}
 	return id, nil
+}
+
+// linkStage gives an object file its name among the staging files, which it may have kept from the
+// time when it was one.
+func linkStage(file, staged string) error {
+	err := os.Link(file, staged)
+	if errors.Is(err, os.ErrExist) {
+		if same, serr := sameFile(file, staged); serr == nil && same {
+			return nil
+		}
+	}
+	return err
 }
 
 // syncPath forces the file at path to the disk.
@@ -138,6 +149,13 @@ func (o *Object) shared(lent int) error {
 	return nil
 }
 
+// look says that n references more are of users that TakeStage need not care for.
+func (o *Object) look(n int) {
+	o.mu.Lock()
+	o.passive += n
+	o.mu.Unlock()
+}
+
 // unrecord has the index forget file id of o, which stays on the disk, and makes o one of which
 // nothing is here. If the index cannot be written, the file is removed as soon as it can.
 func (c *Cache) unrecord(o *Object, d *dir, id ID, lent int) error {
@@ -172,9 +190,9 @@ func (c *Cache) unrecord(o *Object, d *dir, id ID, lent int) error {
 		}
 	})
 	o.mu.Unlock()
-	err := c.ledger.sync(context.Background())
+	err := c.ledger.sync(c.ctx)
 	if c.ledger.deleted(id) && state.CompareAndSwap(pending, givenUp) {
-		return fmt.Errorf("the index cannot be written: %w", errors.Join(err))
+		return fmt.Errorf("the index cannot be written: %w", err)
 	}
 	<-ran
 	return nil
