@@ -134,3 +134,152 @@ func TestFailureBlocksItsDirectoryOnly(t *testing.T) {
 		}
 	})
 }
+
+// Two of one key: an earlier one that comes while the later waits in order goes first, and they do not
+// wait for each other.
+func TestEarlierOfTheSameKeyComesLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c commits
+		q := NewQueue(QueueOptions{})
+		defer closeQueue(t, q)
+		q.Start()
+		q.Add(Item{ID: 1, Key: "d/x.bin", Seq: 1, Run: c.run("x", time.Second)})
+		q.Add(Item{ID: 2, Key: "d/latest", Seq: 10, Ahead: true, Run: c.run("later", 0)})
+		synctest.Wait()
+		if n := q.Counts(); n[StateOrdered] != 1 || n[StateRunning] != 1 {
+			t.Fatalf("counts %v", n)
+		}
+		q.Add(Item{ID: 3, Key: "d/latest", Seq: 5, Run: c.run("earlier", 0)})
+		if err := q.Wait(t.Context(), 2); err != nil {
+			t.Fatal(err)
+		}
+		wantCommits(t, &c, "x", "earlier", "later")
+	})
+}
+
+// Directories take turns: few large ones elsewhere are not behind all the small ones.
+func TestDirectoriesTakeTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c commits
+		q := NewQueue(QueueOptions{Parallel: 4})
+		defer closeQueue(t, q)
+		for i := range uint64(1000) {
+			q.Add(Item{ID: i + 1, Key: fmt.Sprintf("many/%d.jpg", i), Seq: i + 1, Run: c.run("", time.Second)})
+		}
+		for i := range uint64(8) {
+			q.Add(Item{ID: i + 2000, Key: fmt.Sprintf("ck/%d.bin", i), Seq: i + 2000, Run: c.run("ck", time.Second)})
+		}
+		start := time.Now()
+		q.Start()
+		for i := range uint64(8) {
+			if err := q.Wait(t.Context(), i+2000); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if d := time.Since(start); d != 4*time.Second {
+			t.Fatalf("8 of 1 s with half of 4 slots took %v", d)
+		}
+		if err := q.WaitAll(t.Context(), 3000); err != nil {
+			t.Fatal(err)
+		}
+		if d := time.Since(start); d != 252*time.Second {
+			t.Fatalf("1008 of 1 s with 4 slots took %v", d)
+		}
+	})
+}
+
+// What replaces a running one starts when that has returned; who waits, waits for the new one.
+func TestReplaceRunning(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c commits
+		q := NewQueue(QueueOptions{})
+		defer closeQueue(t, q)
+		q.Start()
+		q.Add(Item{ID: 1, Key: "x", Seq: 1, Run: func(ctx context.Context, _ func(context.Context) error) error {
+			<-ctx.Done()
+			time.Sleep(time.Second) // slow to give up
+			c.add("gave up")
+			return ctx.Err()
+		}})
+		one, all := make(chan error, 1), make(chan error, 1)
+		go func() { one <- q.Wait(t.Context(), 1) }()
+		go func() { all <- q.WaitAll(t.Context(), 1) }()
+		synctest.Wait()
+		q.Add(Item{ID: 1, Key: "x", Seq: 2, Run: c.run("new", time.Second)})
+		time.Sleep(1500 * time.Millisecond)
+		synctest.Wait()
+		wantCommits(t, &c, "gave up")
+		if len(one)+len(all) != 0 {
+			t.Fatal("a wait ended though the new content is not published")
+		}
+		if err := errors.Join(<-one, <-all); err != nil {
+			t.Fatal(err)
+		}
+		wantCommits(t, &c, "new")
+	})
+}
+
+func TestDebounceAndHasten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c commits
+		q := NewQueue(QueueOptions{})
+		defer closeQueue(t, q)
+		q.Start()
+		later := time.Now().Add(time.Hour)
+		q.Add(Item{ID: 1, Key: "d/x.tmp", Seq: 1, NotBefore: later, Run: c.run("x", 0)})
+		q.Add(Item{ID: 2, Key: "e/y.tmp", Seq: 2, NotBefore: later, Run: c.run("y", 0)})
+		q.Add(Item{ID: 3, Key: "d/latest", Seq: 3, NotBefore: later, Run: c.run("latest", 0)})
+		synctest.Wait()
+		if n := q.Counts(); n[StateDebounced] != 3 {
+			t.Fatalf("counts %v", n)
+		}
+		if s := q.Snapshot(); len(s) != 3 || !s[0].Next.Equal(later) || s[0].State != StateDebounced {
+			t.Fatalf("snapshot %+v", s)
+		}
+		q.Hasten(3) // and what must be published before it
+		synctest.Wait()
+		wantCommits(t, &c, "x", "latest")
+		q.HastenAll()
+		synctest.Wait()
+		wantCommits(t, &c, "y")
+
+		q.Add(Item{ID: 4, Key: "z.tmp", Seq: 4, NotBefore: time.Now().Add(2 * time.Second), Run: c.run("z", 0)})
+		start := time.Now()
+		if err := q.Wait(t.Context(), 4); err != nil || time.Since(start) != 2*time.Second {
+			t.Fatalf("waited %v, %v; want 2 s", time.Since(start), err)
+		}
+	})
+}
+
+func TestClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c commits
+		q := NewQueue(QueueOptions{OnFail: func(uint64, uint32, time.Time, error) { t.Error("OnFail after Close") }})
+		q.Start()
+		q.Add(Item{ID: 1, Key: "d/x", Seq: 1, Run: func(ctx context.Context, _ func(context.Context) error) error {
+			<-ctx.Done()
+			time.Sleep(time.Second)
+			return ctx.Err()
+		}})
+		q.Add(Item{ID: 2, Key: "d/latest", Seq: 2, Ahead: true, Run: c.run("latest", 0)})
+		one, all := make(chan error, 1), make(chan error, 1)
+		go func() { one <- q.Wait(t.Context(), 2) }()
+		go func() { all <- q.WaitAll(t.Context(), 2) }()
+		synctest.Wait()
+		short, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		if err := q.Close(short); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("close before the Run has returned: %v", err)
+		}
+		if err := <-one; !errors.Is(err, ErrClosed) {
+			t.Fatalf("Wait: %v", err)
+		}
+		if err := <-all; !errors.Is(err, ErrClosed) {
+			t.Fatalf("WaitAll: %v", err)
+		}
+		closeQueue(t, q)
+		q.Add(Item{ID: 3, Key: "y", Seq: 3, Run: c.run("y", 0)})
+		synctest.Wait()
+		wantCommits(t, &c)
+	})
+}
