@@ -19,10 +19,12 @@ VERSION    := $(shell git describe --tags --always --dirty 2>/dev/null || echo d
 VERSITYGW   := v1.8.0
 MINIO       := v0.0.0-20260212201848-7aac2a2c5b7c
 STATICCHECK := v0.8.2
+PJDFSTEST   := 0.2.2
+FSX         := 0.3.2
 
 # Tests of the binary on real mounts are not unit tests: they need root.
 MOUNT_TESTS := ./test/mount/...
-UNIT_TESTS   = $$(go list ./... | grep -v -e '/test/mount' -e '/test/systemd')
+UNIT_TESTS   = $$(go list ./... | grep -v -e '/test/mount' -e '/test/systemd' -e '/test/posix')
 
 PREFIX := /usr
 BIN    := bin/leatfs
@@ -30,7 +32,7 @@ BIN    := bin/leatfs
 ROOT := $(filter 0,$(shell id -u))
 
 .NOTPARALLEL:
-.PHONY: help build install deps tools pyenv lint test test-unit test-mount test-clients-read test-systemd torture bench demo clean
+.PHONY: help build install deps tools pyenv lint test test-unit test-mount test-clients-read test-systemd test-posix posix-long torture bench demo clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
@@ -64,7 +66,16 @@ $(eval $(call tool,versitygw,github.com/versity/versitygw/cmd/versitygw,$(VERSIT
 $(eval $(call tool,minio,github.com/minio/minio,$(MINIO)))
 $(eval $(call tool,staticcheck,honnef.co/go/tools/cmd/staticcheck,$(STATICCHECK)))
 
-tools: ## the S3 servers for tests (versitygw, MinIO) and staticcheck
+# Those of the POSIX tests are Rust. Without cargo they are left out, and test-posix says so.
+define crate
+$(TOOLS)/.$(1)-$(2):
+	@test/posix/install.sh $(1) $(2) $(TOOLS)
+tools: $(TOOLS)/.$(1)-$(2)
+endef
+$(eval $(call crate,pjdfstest,$(PJDFSTEST)))
+$(eval $(call crate,fsx,$(FSX)))
+
+tools: ## the S3 servers for tests (versitygw, MinIO), staticcheck, and where there is cargo pjdfstest and fsx
 
 pyenv: deps ## the Python environment of the client tests, outside the tree
 	@test/pyenv/pyenv.sh >/dev/null
@@ -103,6 +114,18 @@ test-clients-read: build deps tools pyenv ## unmodified clients (PyTorch, Parque
 test-systemd: deps tools ## the service under a real systemd, booted from a tree of its own (root)
 	@echo "test: the service under systemd"
 	go test -race -count=1 -timeout 20m ./test/systemd
+
+POSIX_TOOLS := $(TOOLS)/.pjdfstest-$(PJDFSTEST) $(TOOLS)/.fsx-$(FSX)
+NO_POSIX    := NOT RUN: pjdfstest and fsx are missing: install Rust 1.85 or later (rustup.rs)
+
+test-posix: deps tools ## pjdfstest and fsx on a mount, with kernel passthrough and without (root)
+	@if ! ls $(POSIX_TOOLS) >/dev/null 2>&1; then echo "$@: $(NO_POSIX)"; exit 0; fi; \
+		echo "test: pjdfstest and fsx"; set -x; \
+		go test -count=1 -v -timeout 15m ./test/posix $(ARGS)
+
+posix-long: deps tools ## a million operations of fsx with kernel passthrough, and a million without (root); OPS=1000000
+	@if ! ls $(POSIX_TOOLS) >/dev/null 2>&1; then echo "$@: $(NO_POSIX)"; exit 1; fi; set -x; \
+		go test -count=1 -v -timeout 20h -run TestFsx ./test/posix -fsx-ops $(or $(OPS),1000000) $(ARGS)
 
 torture: build deps tools pyenv ## kill the worker of a mount under load for minutes (root); DURATION=5m KILLS=100 ARGS="-only campaign"
 	go build -o bin/torture ./test/torture
