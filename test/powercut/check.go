@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -46,6 +47,18 @@ func (d *Disk) Cuts(n int, seed uint64) []record.Cut {
 		cuts[i] = record.Cut{At: d.start + at, How: hows[i%len(hows)], Seed: r.Uint64()}
 	}
 	slices.SortFunc(cuts, func(a, b record.Cut) int { return a.At - b.At })
+	return cuts
+}
+
+// AtAcks are the worst cuts of all: one right after each promise whose text begins with prefix, in which nothing is
+// kept that was not flushed.
+func (d *Disk) AtAcks(prefix string) (cuts []record.Cut) {
+	d.t.Helper()
+	for i, e := range d.Events() {
+		if e.Kind == record.Mark && strings.HasPrefix(e.Text, prefix) {
+			cuts = append(cuts, record.Cut{At: d.start + i + 1, How: record.None})
+		}
+	}
 	return cuts
 }
 
