@@ -53,8 +53,7 @@ func (c *Cache) mendStage(d *dir, id ID) error {
 	if err != nil && !errors.Is(err, ErrNoRecord) {
 		return err
 	}
-	if err == nil && lerr == nil && same && l.State.Complete() && rec.State.Complete() && rec.Dir == d.format.Number &&
-		rec.Identity.Hash() == l.Identity.Hash() && rec.Sum == l.Sum {
+	if err == nil && lerr == nil && same && l.State.Complete() && rec.Dir == d.format.Number && rec.Identity.Hash() == l.Identity.Hash() {
 		if err := os.Remove(staged); err != nil {
 			return err
 		}

@@ -13,9 +13,8 @@ import (
 
 // How a complete object's file becomes a staging file, and the reverse (see AdoptStage). On the
 // way the file has both names, below objects and below staging, and both labels. What it is at
-// such a moment the index decides, when the next process starts: if its record says that the ID
-// is a complete file of just the identity in the label, it is an object file, else a staging
-// file (see mendStages). So there is one moment at which it changes, the transaction of the
+// such a moment the index decides, when the next process starts: if it has a record of the ID with
+// just the identity in the label, it is an object file, else a staging file (see mendStages). So there is one moment at which it changes, the transaction of the
 // index, and no power cut undoes it to the harm of what was written since: a staging file that
 // was given out has no label of an object any more.
 
