@@ -1,9 +1,6 @@
 package publish
 
-import (
-	"path"
-	"strings"
-)
+import "strings"
 
 // The order in which publications may be seen in the bucket.
 //
@@ -99,25 +96,38 @@ var logDirs = map[string]bool{"_delta_log/": true, ".hoodie/": true, "metadata/"
 // marker is the class of the names that are alike with nothing, not even with each other.
 const marker = "\x00"
 
-// markers are names that say by custom that something is complete, in lower case (path.Match).
-var markers = []string{
-	".metadata", "metadata", "metadata.json", "*.metadata.json", "_metadata", "_common_metadata",
-	"_checkpoint_metadata", "*.metadata", ".zmetadata", "zarr.json", "manifest*", "*.manifest",
-	"latest*", "_last_checkpoint", "last_checkpoint*", "checkpoint", "version-hint.text",
-	"*_success", "*_success.txt", "success", "*.success", "commit_success*", "*.commit", "*.committed", "commit",
-	"*.complete", "complete", "*.done", "done", "*.ready", "ready",
-	"index.json", "*.index.json", "*.index", "state.json", "dataset_info.json", "dataset_dict.json", "trainer_state.json",
-}
+// Names that say by custom that something is complete, in lower case: whole, by how they begin and by how they end.
+var (
+	markerNames = map[string]bool{
+		"metadata": true, "metadata.json": true, "_metadata": true, "_common_metadata": true, "_checkpoint_metadata": true,
+		"zarr.json": true, ".zmetadata": true, "checkpoint": true, "_last_checkpoint": true, "version-hint.text": true,
+		"success": true, "commit": true, "complete": true, "done": true, "ready": true, "index.json": true,
+		"state.json": true, "trainer_state.json": true, "dataset_info.json": true, "dataset_dict.json": true,
+	}
+	markerStarts = []string{"latest", "last_checkpoint", "manifest", "commit_success"}
+	markerEnds   = []string{
+		".metadata", ".metadata.json", ".manifest", ".index", ".index.json", "_success", "_success.txt", ".success",
+		".commit", ".committed", ".complete", ".done", ".ready",
+	}
+)
 
-// IsMarker tells whether name (without directory) is by custom what is written last.
+// IsMarker tells whether name (without directory) is by custom what is written last. Directories are not.
 func IsMarker(name string) bool {
+	if strings.HasSuffix(name, "/") {
+		return false
+	}
 	name = strings.ToLower(name)
-	for _, m := range markers {
-		if ok, _ := path.Match(m, name); ok {
+	for _, s := range markerStarts {
+		if strings.HasPrefix(name, s) {
 			return true
 		}
 	}
-	return false
+	for _, s := range markerEnds {
+		if strings.HasSuffix(name, s) {
+			return true
+		}
+	}
+	return markerNames[name]
 }
 
 // classOf returns what the names that look like this one have in common: the extension, or where there

@@ -27,9 +27,9 @@ type dir struct {
 	kids    heapOf[*dir, byMin] // those that have puts in them or below
 	min     uint64              // least Seq of the puts here and below
 	refs    int                 // entries and dirs in it
-	classes map[string]*class
+	classes map[string]*class   // those of byPut by name; nil until they are many
 
-	byPut       heapOf[*class, byFirstPut]       // classes that have puts
+	byPut       heapOf[*class, byFirstPut]       // classes; each has puts
 	byCandidate heapOf[*class, byFirstCandidate] // classes that have candidates
 	deletes     heapOf[*entry, byCandidate]      // candidates
 	withdrawn   heapOf[*entry, byClass]          // deletes of markers
@@ -65,14 +65,7 @@ func (t *tree) insert(e *entry) {
 		}
 		return
 	}
-	c := d.classes[name]
-	if c == nil {
-		c = &class{name: name}
-		if d.classes == nil {
-			d.classes = make(map[string]*class)
-		}
-		d.classes[name] = c
-	}
+	c := d.class(name)
 	e.class = c
 	c.puts.push(e)
 	d.putsChanged(c)
@@ -316,6 +309,33 @@ func (d *dir) candidatesChanged(c *class) {
 	default:
 		d.byCandidate.fix(c)
 	}
+}
+
+// fewClasses are found without a map, which takes more than all else of a small directory.
+const fewClasses = 8
+
+// class returns the class called name, a new one if there is none.
+func (d *dir) class(name string) *class {
+	if d.classes == nil {
+		for _, c := range d.byPut.a {
+			if c.name == name {
+				return c
+			}
+		}
+		if d.byPut.len() < fewClasses {
+			return &class{name: name}
+		}
+		d.classes = make(map[string]*class)
+		for _, c := range d.byPut.a {
+			d.classes[c.name] = c
+		}
+	}
+	c := d.classes[name]
+	if c == nil {
+		c = &class{name: name}
+		d.classes[name] = c
+	}
+	return c
 }
 
 // dir returns the directory name, with those above it.

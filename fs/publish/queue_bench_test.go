@@ -47,7 +47,7 @@ func BenchmarkQueue(b *testing.B) {
 			run := func(ctx context.Context, order func(context.Context) error) error { return order(ctx) }
 			var add, all time.Duration
 			var bytes uint64
-			for b.Loop() {
+			for range b.N {
 				q := NewQueue(QueueOptions{})
 				before := heapBytes()
 				start := time.Now()
@@ -81,13 +81,10 @@ func heapBytes() uint64 {
 	return m.HeapAlloc
 }
 
-// A hundred thousand with failures and renames, from many goroutines at once: for the race detector, and
+// Many thousand with failures and renames, from many goroutines at once: for the race detector, and
 // so that a scan of all items for each would be noticed.
 func TestManyAtOnce(t *testing.T) {
-	n := 100_000
-	if testing.Short() {
-		n = 10_000
-	}
+	const n = 20_000
 	q := NewQueue(QueueOptions{MinBackoff: time.Millisecond, MaxBackoff: 4 * time.Millisecond})
 	q.Start()
 	var m sync.Mutex
