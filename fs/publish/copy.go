@@ -99,7 +99,7 @@ func (s *session) how(size int64) way {
 		return byParts
 	case j.IfMatch == "" && !(j.IfNoneMatch && s.noCopy) || onto:
 		return atOnce
-	case s.keeps() && (c.Multipart && c.PartCopy && c.CopyIfMatch || size <= s.p.opt.Multipart):
+	case s.keeps() && (c.Multipart && s.copiesParts() || size <= s.p.opt.Multipart):
 		return byParts
 	}
 	return afterHead

@@ -68,7 +68,7 @@ func (p *Publisher) Delete(ctx context.Context, key string, v Version) (gone boo
 			return true, nil
 		case !v.is(o):
 			return false, &Conflict{Key: key, Have: o}
-		case kind != objstore.PreconditionFailed:
+		case kind != objstore.PreconditionFailed && o.ETag == etag:
 			return false, err
 		}
 		etag = o.ETag // ours, by its token or after all

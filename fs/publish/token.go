@@ -65,7 +65,10 @@ func ParseMetadata(m map[string]string) Attributes {
 	var a Attributes
 	num := func(key string) (uint32, bool) {
 		v, err := strconv.ParseUint(m[key], 10, 32)
-		return uint32(v), err == nil
+		if err != nil {
+			return 0, false
+		}
+		return uint32(v), true
 	}
 	a.Mode, a.HasMode = num("mode")
 	a.UID, a.HasUID = num("uid")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/leatfs/leatfs/cache"
 	"github.com/leatfs/leatfs/objstore"
@@ -13,7 +14,7 @@ import (
 // partSize is the size of the parts of content of the given size.
 func (s *session) partSize(size int64) int64 {
 	c, ps := &s.p.caps, s.p.opt.PartSize
-	if s.job.Copy != nil && s.p.caps.PartCopy && s.p.caps.CopyIfMatch {
+	if s.job.Copy != nil && s.copiesParts() {
 		ps = s.p.opt.CopyPart
 	}
 	if r := s.job.Reuse; r != nil && s.reusable(size) {
@@ -33,10 +34,15 @@ func (s *session) fits(partSize, size int64) bool {
 		(c.MaxParts == 0 || size <= partSize*int64(c.MaxParts))
 }
 
+// copiesParts tells whether the store makes parts of ranges of its objects.
+func (s *session) copiesParts() bool {
+	return s.p.caps.PartCopy && s.p.caps.CopyIfMatch && !s.distrust
+}
+
 // reusable tells whether parts of job.Reuse can be copied.
 func (s *session) reusable(size int64) bool {
 	r := s.job.Reuse
-	return r != nil && !s.noReuse.Load() && s.p.caps.PartCopy && s.p.caps.CopyIfMatch && s.fits(r.PartSize, size)
+	return r != nil && !s.noReuse.Load() && s.copiesParts() && s.fits(r.PartSize, size)
 }
 
 // begin sees to it that there is an upload that takes content of the given size: the one there is,
@@ -62,18 +68,39 @@ func (s *session) begin(ctx context.Context, size int64) error {
 	if s.p.caps.Checksums {
 		opt.Checksum.Algorithm = objstore.CRC64NVME
 	}
-	id, err := s.p.store.CreateMultipart(ctx, s.job.Key, opt)
+	late, cancel := linger(ctx)
+	defer cancel()
+	id, err := s.p.store.CreateMultipart(late, s.job.Key, opt)
 	if err != nil {
 		return err
 	}
 	s.up = Upload{Key: s.job.Key, ID: id, PartSize: s.partSize(size), Token: s.job.Token}
 	if s.job.Began != nil {
 		if err := s.job.Began(s.up); err != nil {
-			s.drop(context.WithoutCancel(ctx)) // nobody else knows of it
+			s.drop(late) // nobody else knows of it
 			return err
 		}
 	}
-	return nil
+	return ctx.Err()
+}
+
+// lingers is how long a request may still take whose answer nobody must lose.
+const lingers = 2 * time.Second
+
+// linger returns a context that is done a while after ctx: an upload whose id is lost stays in the
+// bucket, and nobody can abort it.
+func linger(ctx context.Context) (context.Context, context.CancelFunc) {
+	late, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		t := time.NewTimer(lingers)
+		defer t.Stop()
+		select {
+		case <-t.C:
+			cancel()
+		case <-late.Done():
+		}
+	})
+	return late, func() { stop(); cancel() }
 }
 
 // resume finds out what an earlier try has sent. Parts whose checksum the store does not tell are
@@ -156,7 +183,7 @@ func (s *session) sendPart(w *workers, c *content, number int, d *digest) error 
 	s.mu.Unlock()
 	ok = ok && have.Size == n
 	switch {
-	case n > 0 && only(pieces, inObject) && s.p.caps.PartCopy && s.p.caps.CopyIfMatch:
+	case n > 0 && only(pieces, inObject) && s.copiesParts():
 		if ok && have.copied {
 			return nil
 		}

@@ -46,6 +46,7 @@ type session struct {
 	token    string            // of the upload of an earlier try, if it was another
 	noReuse  atomic.Bool       // the object of job.Reuse is not there any more
 	noCopy   bool              // the store does not copy with a condition on the target
+	distrust bool              // what was made of copied parts was not what it should be
 	ordered  bool              // job.Order has been called
 	restarts int
 
@@ -147,6 +148,7 @@ func (s *session) rounds(ctx context.Context) (Outcome, error) {
 			s.p.opt.Log.Warn("what was published arrived as something else; it is sent again", "key", s.job.Key, "err", err)
 			if d != nil && d.src == nil { // at the completion: no part can be trusted
 				s.drop(ctx)
+				s.distrust = true
 			}
 		default:
 			if _, ok := err.(*Conflict); ok {
@@ -161,7 +163,7 @@ func (s *session) rounds(ctx context.Context) (Outcome, error) {
 // single tells whether content goes by one PUT.
 func (s *session) single(c *content) bool {
 	limit := s.p.opt.Multipart
-	if s.job.Copy != nil && s.p.caps.PartCopy {
+	if s.job.Copy != nil && s.copiesParts() {
 		limit = min(limit, 1<<20) // more is better copied by the store
 	}
 	return s.up.ID == "" && (c.size <= limit || !s.p.caps.Multipart)
