@@ -48,6 +48,10 @@ func capsOf(s server) objstore.Caps {
 	case serverMinIO:
 		c.DeleteIfMatch = false // it deletes whatever the ETag
 		c.PartCopy = false      // not in an upload with a full-object checksum, as all of ours are
+	case serverVersitygw:
+		// It gives a part that is a range of an object the checksum of the whole object, and
+		// so a wrong one to what is made of such parts (1.8.0).
+		c.PartCopy = false
 	case serverOther:
 		c.DeleteIfMatch = false // younger than the other conditions; ignored by most
 	case serverAWSDirectory:

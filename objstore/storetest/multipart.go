@@ -293,4 +293,7 @@ func testCopyPart(e *env) {
 		e.Errorf("Complete: got size %d, want %d", o.Size, len(want))
 	}
 	e.whole("dst", want)
+	if h := e.head("dst").Checksum; h.Algorithm != objstore.ChecksumNone && h != Sum(h.Algorithm, want) {
+		e.Errorf("Checksum of the whole: got %+v, want %+v", h, Sum(h.Algorithm, want))
+	}
 }
