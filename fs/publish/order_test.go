@@ -101,7 +101,7 @@ func entryAt(p Place) *entry {
 
 var someKeys = rapid.Custom(func(t *rapid.T) string {
 	dir := rapid.SampledFrom([]string{"", "a/", "a/b/", "a/b/c/", "d/", "d/_delta_log/"}).Draw(t, "dir")
-	return dir + rapid.SampledFrom([]string{"1.bin", "2.bin", "x-1", "x-2", "latest", ".metadata", "readme.md", "b/"}).Draw(t, "name")
+	return dir + rapid.SampledFrom([]string{"1.bin", "2.bin", "x-1", "x-2", "latest", ".metadata", "readme.md", "b/", "r.a", "r.b", "word"}).Draw(t, "name")
 })
 
 // The tree says of each entry what MustPrecede says, and hands out exactly those that are free, whatever

@@ -312,7 +312,7 @@ func (d *dir) candidatesChanged(c *class) {
 }
 
 // fewClasses are found without a map, which takes more than all else of a small directory.
-const fewClasses = 8
+const fewClasses = 4
 
 // class returns the class called name, a new one if there is none.
 func (d *dir) class(name string) *class {

@@ -58,8 +58,9 @@ type Item struct {
 // succeeds. It knows nothing of stores or the index. Directories take turns, so that one of 100,000 small files does
 // not hold up another; within a directory the earliest goes first. Safe for parallel use.
 //
-// Each Add, each end of a Run and each order costs O(depth of the key × log n). An item costs about 400 bytes and
-// its Run's closure (BenchmarkQueue says what it is); running ones a goroutine each.
+// Each Add, each end of a Run and each order costs O(depth of the key × log n). An item takes about
+// 270 bytes where many are alike, 420 where all names differ, 650 with a directory of its own (BenchmarkQueue), and its key
+// and Run's closure; one that runs a goroutine besides. The items themselves are not limited: the caller knows how many are dirty.
 type Queue struct {
 	opts QueueOptions
 

@@ -272,7 +272,7 @@ func (q *Queue) perform(e *entry, r *run) {
 		}
 		q.until(e, next)
 		q.unpark(e.ID)
-		q.tell(e.ID, err, false)
+		q.tellFailed(e, err)
 	case err == nil:
 		q.leave(e)
 	}

@@ -121,13 +121,17 @@ func TestFailureBlocksItsDirectoryOnly(t *testing.T) {
 		}
 		synctest.Wait()
 		wantCommits(t, &c, "other")
+		// It failed at 0 and 1 s.
+		if err := q.WaitOrFail(t.Context(), 2); err == nil || err.Error() != `"d/x" has to be published before "d/latest": denied` {
+			t.Fatalf("WaitOrFail of what waits for it: %v", err)
+		}
 		start := time.Now()
 		if err := q.Wait(t.Context(), 2); err != nil {
 			t.Fatal(err)
 		}
 		wantCommits(t, &c, "x", "latest")
-		if d := time.Since(start); d != 7*time.Second {
-			t.Fatalf("tried again after %v in all, want 1 s + 2 s + 4 s", d)
+		if d := time.Since(start); d != 6*time.Second {
+			t.Fatalf("tried again after %v more, want 2 s + 4 s", d)
 		}
 		if !slices.Equal(told, []uint32{1, 2, 3}) {
 			t.Fatalf("told of tries %v", told)

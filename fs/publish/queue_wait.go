@@ -2,6 +2,7 @@ package publish
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 )
@@ -63,8 +64,8 @@ func (q *Queue) hasten(entries []*entry) {
 // Wait returns when the item has left the queue: nil, also when it was cancelled or superseded, or was not there.
 func (q *Queue) Wait(ctx context.Context, id uint64) error { return q.wait(ctx, id, false) }
 
-// WaitOrFail is Wait, but returns the error of the item's next failure if that comes first. A failure of another item that must
-// be published earlier is not one of this item.
+// WaitOrFail is Wait, but returns the error of the next failure if that comes first: of the item, or of one that must be
+// published before it.
 func (q *Queue) WaitOrFail(ctx context.Context, id uint64) error { return q.wait(ctx, id, true) }
 
 func (q *Queue) wait(ctx context.Context, id uint64, orFail bool) error {
@@ -128,6 +129,17 @@ func (q *Queue) tell(id uint64, err error, left bool) {
 		}
 	}
 	q.setWaits(id, keep)
+}
+
+// tellFailed answers those who want to know that e has failed: it, or what must not be published before it.
+func (q *Queue) tellFailed(e *entry, err error) {
+	q.tell(e.ID, err, false)
+	for id := range q.waits {
+		b := q.entries[id]
+		if b != nil && (b.After == e.ID || MustPrecede(e.place(), b.place())) {
+			q.tell(id, fmt.Errorf("%q has to be published before %q: %w", e.Key, b.Key, err), false)
+		}
+	}
 }
 
 func (q *Queue) setWaits(id uint64, to []*wait) {
