@@ -293,9 +293,14 @@ func (c *Cache) SyncStage(id ID, dataOnly bool) error {
 	return nil
 }
 
-// SyncStaging forces the names of all staging files to the disk.
+// SyncStaging forces the names and labels of all staging files to the disk.
 func (c *Cache) SyncStaging() error {
 	for _, d := range c.dirs {
+		// A new label changes its file and not the directory, which xfs would then have nothing to sync of. The
+		// journal keeps its order: with a change of the directory goes what was changed before.
+		if err := unix.UtimesNanoAt(unix.AT_FDCWD, d.staging, nil, 0); err != nil {
+			return &os.PathError{Op: "utimensat", Path: d.staging, Err: err}
+		}
 		if err := syncDir(d.staging); err != nil {
 			return err
 		}
