@@ -383,7 +383,7 @@ func (c *mountConfig) permissions() (umask uint32, err error) {
 
 func (c *mountConfig) fsOptions() fs.Options {
 	o := fs.Defaults()
-	o.TTL, o.Immutable = c.ttl, c.immutable
+	o.TTL, o.Immutable, o.ReadOnly = c.ttl, c.immutable, c.isReadOnly()
 	o.NegativeTTL = min(o.NegativeTTL, c.ttl)
 	o.UID, o.GID = c.uid, c.gid
 	umask, _ := c.permissions() // checked by complete

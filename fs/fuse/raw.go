@@ -106,7 +106,7 @@ func fillEntry(out *fuse.EntryOut, e *fs.Entry) {
 	out.NodeId = uint64(e.Node)
 	fillAttr(&out.Attr, &e.Attr)
 	out.SetEntryTimeout(e.Valid)
-	out.SetAttrTimeout(e.Valid)
+	out.SetAttrTimeout(e.AttrValid)
 }
 
 func (r *raw) Lookup(cancel <-chan struct{}, h *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {

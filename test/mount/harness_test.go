@@ -328,6 +328,8 @@ type status struct {
 		Failed  int64 `json:"failed_requests"`
 		Pass    int64 `json:"opens_passthrough"`
 		Daemon  int64 `json:"opens_daemon"`
+		// Requests of the kernel, by name.
+		Requests map[string]int64 `json:"requests"`
 	} `json:"files"`
 	Memory struct {
 		PoolHeld int64 `json:"pool_held"`
