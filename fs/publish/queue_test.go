@@ -154,7 +154,9 @@ func TestEarlierOfTheSameKeyComesLater(t *testing.T) {
 			t.Fatalf("counts %v", n)
 		}
 		q.Add(Item{ID: 3, Key: "d/latest", Seq: 5, Run: c.run("earlier", 0)})
-		if err := q.Wait(t.Context(), 2); err != nil {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := q.Wait(ctx, 2); err != nil {
 			t.Fatal(err)
 		}
 		wantCommits(t, &c, "x", "earlier", "later")
