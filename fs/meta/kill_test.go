@@ -188,7 +188,13 @@ func childChurn(args []string) error {
 		}
 		size = in.Object.Size
 	}
+	if err := checkPairs(db, r.Ino); err != nil {
+		return err
+	}
 	fmt.Println("count", count.Object.Size)
+	fmt.Println("pairs", db.DirtyCount())
+	var unique atomic.Uint64
+	unique.Store(uint64(time.Now().UnixNano()))
 	seed, _ := strconv.ParseUint(args[1], 10, 64)
 	failed := make(chan error, 8)
 	var out sync.Mutex
@@ -267,6 +273,8 @@ func childChurn(args []string) error {
 		say("id", uint64(id))
 		return nil
 	})
+	go worker(5, func(rnd *rand.Rand) error { return churnPair(db, r.Ino, rnd, &unique) })
+	go worker(6, func(rnd *rand.Rand) error { return churnPair(db, r.Ino, rnd, &unique) })
 	go worker(4, func(*rand.Rand) error {
 		_, err := db.Purge(time.Now().Add(-20*time.Millisecond).UnixNano(), 5000,
 			func(ino Ino, gen uint32) bool { return ino == count.Ino || ino%7 == 0 })
@@ -275,12 +283,128 @@ func childChurn(args []string) error {
 	return <-failed
 }
 
+// pairs is how many directories churnPair has.
+const pairs = 4
+
+// churnPair changes what belongs together, in one transaction: a file of a directory "pairN" with
+// another name in the next one, its Dirty, its tomb, and a result that says which file it is.
+func churnPair(db *DB, root Ino, rnd *rand.Rand, unique *atomic.Uint64) error {
+	n := rnd.IntN(pairs)
+	dirOf := func(tx *Tx, n int) (Inode, error) {
+		name := "pair" + strconv.Itoa(n%pairs)
+		in, err := tx.Lookup(root, name)
+		if errors.Is(err, ErrNotFound) {
+			in, err = tx.Insert(root, Inode{Name: name, Kind: KindDir, Flags: Local})
+		}
+		return in, err
+	}
+	name := "p" + strconv.Itoa(rnd.IntN(5))
+	req := Request{Session: 3, Unique: unique.Add(1)}
+	var text string
+	err := db.Do(func(tx *Tx) error {
+		a, err := dirOf(tx, n)
+		if err != nil {
+			return err
+		}
+		b, err := dirOf(tx, n+1)
+		if err != nil {
+			return err
+		}
+		text = fmt.Sprintf("%d/%s", a.Ino, name)
+		in, err := tx.Lookup(a.Ino, name)
+		switch {
+		case errors.Is(err, ErrNotFound):
+			if in, err = tx.Insert(a.Ino, Inode{Name: name, Kind: KindFile, Flags: Local}); err != nil {
+				return err
+			}
+			if _, err := tx.Link(in.Ino, b.Ino, name+"-other"); err != nil {
+				return err
+			}
+			if err := tx.SetDirty(&Dirty{Ino: in.Ino, Seq: db.NextSeq(), Token: text}); err != nil {
+				return err
+			}
+			err = tx.SetTomb(&Tomb{Key: text, Needed: in.Ino})
+		case err == nil:
+			if _, err := tx.Remove(a.Ino, name); err != nil {
+				return err
+			}
+			if _, err := tx.Remove(b.Ino, name+"-other"); err != nil {
+				return err
+			}
+			if err := tx.ClearDirty(in.Ino, true); err != nil {
+				return err
+			}
+			err = tx.ClearTomb(text)
+			in.Ino = 0
+		}
+		if err != nil {
+			return err
+		}
+		// The last result of a name is that of the last change: the one before is forgotten.
+		if err := tx.SetXattr(a.Ino, "user."+name, fmt.Append(nil, in.Ino, req.Unique)); err != nil {
+			return err
+		}
+		tx.Result(&in)
+		return nil
+	}, For(req, 7, func(*Inode) []byte { return []byte(text) }))
+	return err
+}
+
+// checkPairs tells what of churnPair's is there in part.
+func checkPairs(db *DB, root Ino) error {
+	files := 0
+	for n := range pairs {
+		a, err := db.Lookup(root, "pair"+strconv.Itoa(n))
+		if errors.Is(err, ErrNotFound) {
+			continue
+		}
+		b, err2 := db.Lookup(root, "pair"+strconv.Itoa((n+1)%pairs))
+		if err != nil || err2 != nil {
+			return errors.Join(err, err2)
+		}
+		for i := range 5 {
+			name := "p" + strconv.Itoa(i)
+			text := fmt.Sprintf("%d/%s", a.Ino, name)
+			in, err := db.Lookup(a.Ino, name)
+			other, errOther := db.Lookup(b.Ino, name+"-other")
+			tomb, errTomb := db.Tomb(text)
+			there := err == nil
+			if there != (errOther == nil) || there != (errTomb == nil) || in.Ino != other.Ino || tomb.Needed != in.Ino {
+				return fmt.Errorf("%s: %+v, %w; %+v, %w; %+v, %w", text, in, err, other, errOther, tomb, errTomb)
+			}
+			if there {
+				files++
+				if d, err := db.Dirty(in.Ino); err != nil || d.Token != text || in.Links != 1 {
+					return fmt.Errorf("%s: %+v, %w", text, d, err)
+				}
+			}
+			v, err := db.Xattr(a.Ino, "user."+name)
+			if errors.Is(err, ErrNotFound) && !there {
+				continue
+			}
+			var ino Ino
+			var unique uint64
+			if _, err := fmt.Sscan(string(v), &ino, &unique); err != nil || ino != in.Ino {
+				return fmt.Errorf("%s: attribute %q, %w, for %d", text, v, err, in.Ino)
+			}
+			res, ok, err := db.Result(Request{Session: 3, Unique: unique})
+			if err != nil || !ok || res.Ino != in.Ino || string(res.Data) != text {
+				return fmt.Errorf("%s: result %d of %+v: %+v, %v, %w", text, unique, in, res, ok, err)
+			}
+		}
+	}
+	if files != db.DirtyCount() {
+		return fmt.Errorf("%d files, %d dirty", files, db.DirtyCount())
+	}
+	return nil
+}
+
 // TestKill kills a process that changes an index, again and again. What it said it had done
 // is there, nothing is half done, and no number comes twice.
 func TestKill(t *testing.T) {
 	dir := t.TempDir()
 	rnd := rand.New(rand.NewPCG(1, 2))
-	var count, ino, id uint64
+	var count, ino, id, files uint64
 	for round := range 12 {
 		cmd := child("churn", dir, strconv.Itoa(round))
 		out, err := cmd.StdoutPipe()
@@ -323,6 +447,8 @@ func TestKill(t *testing.T) {
 				ino = max(ino, n)
 			case "id":
 				id = max(id, n)
+			case "pairs":
+				files = max(files, n)
 			}
 		}
 		var status interface{ Signaled() bool }
@@ -333,8 +459,8 @@ func TestKill(t *testing.T) {
 			t.Fatalf("round %d: the process ended by itself: %v", round, cmd.ProcessState)
 		}
 	}
-	t.Logf("%d counted, inode %d, ID %d", count, ino, id)
-	if count == 0 || ino == 0 || id == 0 {
+	t.Logf("%d counted, inode %d, ID %d, up to %d pairs", count, ino, id, files)
+	if count == 0 || ino == 0 || id == 0 || files == 0 {
 		t.Fatal("nothing was done")
 	}
 }

@@ -16,7 +16,7 @@ func onlyHere(k Kind) bool { return k >= KindFIFO }
 // mark marks the directories above a name of in, if in is Local or has a mark itself.
 func (t *Tx) mark(in *Inode, parent Ino) error {
 	if in.Flags&Local == 0 && in.Stage == 0 {
-		if in.Kind != KindDir || t.fresh[in.Ino] {
+		if in.Kind != KindDir {
 			return nil
 		}
 		if has, err := hasKey(t.txn(), inoKey(keyLocal, in.Ino)); err != nil || !has {

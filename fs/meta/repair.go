@@ -15,10 +15,19 @@ import (
 // Listing without the names it speaks of hides them for as long as it is believed.
 //
 // repair goes through what is newer than since, gives such names their inodes back, drops
-// those whose directory is lost, and drops listings. Called by Open, after another boot.
+// those whose directory is lost and what was noted of inodes that are lost, and drops listings. Called by Open, after another boot.
 func (db *DB) repair(since uint64) error {
 	const chunk = 2048
 	mended, dropped := 0, 0
+	orphan := func(read, tx *badger.Txn, k []byte) error {
+		_, err := readPlace(read, getIno(k[1:]))
+		if !errors.Is(err, ErrNotFound) {
+			return err
+		}
+		dropped++
+		return tx.Delete(k)
+	}
+	orphaned := func(read, tx *badger.Txn, k, _ []byte) error { return orphan(read, tx, k) }
 	var dir Ino // the directory last looked at
 	var dirLost bool
 	for _, step := range []struct {
@@ -39,8 +48,8 @@ func (db *DB) repair(since uint64) error {
 				dir, dirLost = parent, err != nil
 			}
 			p, err := readPlace(read, in.Ino)
-			if in.Flags&Local != 0 || in.Stage != 0 {
-				if err := markAbove(tx, parent); err != nil {
+			if !dirLost && (in.Flags&Local != 0 || in.Stage != 0) {
+				if err := markAbove(tx, parent); err != nil && !errors.Is(err, ErrNotFound) {
 					return err
 				}
 			}
@@ -75,6 +84,31 @@ func (db *DB) repair(since uint64) error {
 			mended += n
 			return err
 		}},
+		{keyName, func(read, tx *badger.Txn, k, _ []byte) error {
+			var in Inode
+			if len(k) > 1+2*inoLen {
+				err := readEntry(read, getIno(k[1+inoLen:]), string(k[1+2*inoLen:]), &in)
+				if err != nil && !errors.Is(err, ErrNotFound) || err == nil && isRef(&in) && in.Ino == getIno(k[1:]) {
+					return err
+				}
+			}
+			dropped++
+			return tx.Delete(k)
+		}},
+		{keyDirty, func(read, tx *badger.Txn, k, v []byte) error {
+			d, err := decodeDirty(getIno(k[1:]), v)
+			if err == nil && d.Upload.ID != "" {
+				if _, err := readPlace(read, d.Ino); errors.Is(err, ErrNotFound) {
+					if err := tx.Set(abortKey(d.Upload.Key, d.Upload.ID), nil); err != nil {
+						return err
+					}
+				}
+			}
+			return errors.Join(err, orphan(read, tx, k))
+		}},
+		{keyTimes, orphaned},
+		{keyLocal, orphaned},
+		{keyXattr, orphaned},
 		{keyListing, func(_, tx *badger.Txn, k, _ []byte) error {
 			dropped++
 			return tx.Delete(k)

@@ -92,3 +92,82 @@ func TestRepair(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestRepairLinks drops what a transaction wrote of several names, and looks at what is left.
+func TestRepairLinks(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		drop func(r, d, x Ino) [][]byte
+		set  func(r, d, x Ino) (k, v []byte)
+		want []string // names of the root, then of d
+	}{
+		{name: "nothing", want: []string{"a", "b", "d/", "c", "l"}},
+		{name: "dentry", drop: func(r, _, _ Ino) [][]byte { return [][]byte{dentryKey(r, "b")} }, want: []string{"a", "b", "d/", "c", "l"}},
+		{name: "dentry of the primary name", drop: func(r, _, _ Ino) [][]byte { return [][]byte{dentryKey(r, "a"), nameOf(19, r, "a")} },
+			want: []string{"a", "b", "d/", "c", "l"}},
+		{name: "dentry and name", drop: func(r, _, x Ino) [][]byte { return [][]byte{dentryKey(r, "b"), nameOf(x, r, "b")} },
+			want: []string{"a", "d/", "c", "l"}},
+		{name: "inode", drop: func(_, _, x Ino) [][]byte { return [][]byte{inoKey(keyInode, x)} }, want: []string{"d/", "l"}},
+		{name: "directory", drop: func(r, d, _ Ino) [][]byte { return [][]byte{inoKey(keyInode, d), dentryKey(r, "d")} }, want: []string{"a", "b"}},
+		{name: "body in the dentry", set: func(r, _, x Ino) (k, v []byte) {
+			return dentryKey(r, "a"), appendBody(nil, &Inode{Ino: x, Kind: KindFile})
+		}, want: []string{"a", "b", "d/", "c", "l"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := t.TempDir()
+			db := openAt(t, dir)
+			r := root(t, db)
+			d := insert(t, db, r.Ino, Inode{Name: "d", Kind: KindDir})
+			x := insert(t, db, r.Ino, Inode{Name: "a", Kind: KindFile, Flags: Local, Object: Object{Size: 5}})
+			insert(t, db, d.Ino, Inode{Name: "l", Kind: KindFile, Flags: Local})
+			do(t, db, func(tx *Tx) error {
+				if _, err := tx.Link(x.Ino, r.Ino, "b"); err != nil {
+					return err
+				}
+				_, err := tx.Link(x.Ino, d.Ino, "c")
+				return err
+			})
+			if err := db.update(func(tx *badger.Txn) error {
+				if c.set != nil {
+					if err := tx.Set(c.set(r.Ino, d.Ino, x.Ino)); err != nil {
+						return err
+					}
+				}
+				if c.drop != nil {
+					for _, k := range c.drop(r.Ino, d.Ino, x.Ino) {
+						if err := tx.Delete(k); err != nil {
+							return err
+						}
+					}
+				}
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+			copied := t.TempDir()
+			if err := os.CopyFS(copied, os.DirFS(dir)); err != nil {
+				t.Fatal(err)
+			}
+			otherBoot(t, copied)
+			after := openAt(t, copied)
+			if after.Rebuilt() {
+				t.Fatal("rebuilt")
+			}
+			got := names(t, after, r.Ino)
+			if _, err := after.Inode(d.Ino); err == nil {
+				got = append(got, names(t, after, d.Ino)...)
+			}
+			if !slices.Equal(got, c.want) {
+				t.Fatalf("got %v, want %v", got, c.want)
+			}
+			if err := audit(after); err != nil {
+				t.Fatal(err)
+			}
+			for _, n := range got[:min(1, len(got))] {
+				if in, err := after.Lookup(r.Ino, n); n == "a" && (err != nil || in.Ino != x.Ino || in.Object.Size != 5) {
+					t.Fatalf("got %+v, %v", in, err)
+				}
+			}
+		})
+	}
+}
