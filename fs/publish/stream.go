@@ -10,7 +10,7 @@ import (
 )
 
 // Stream is the publication of a file that still grows: its parts are sent in the background.
-// Either Finish or Abort must be called, once; both wait for what is under way. Grown may be called in
+// Either Finish or Abort must be called; both wait for what is under way. Grown may be called in
 // parallel with all of them.
 type Stream struct {
 	p    *Publisher
@@ -71,7 +71,7 @@ func (st *Stream) run(ctx context.Context) {
 	w := s.workers(ctx)
 	err := st.follow(ctx, w)
 	if err = w.wait(err); err == errGone {
-		s.up, s.suspect = Upload{}, true
+		s.up, s.bound, s.suspect = Upload{}, objstore.Object{}, true
 		clear(s.parts)
 	}
 	if err != nil && !objstore.Is(err, objstore.Canceled) && !objstore.Is(err, objstore.Corrupt) {
@@ -133,7 +133,7 @@ func (st *Stream) halt(ctx context.Context) {
 // Finish publishes the file, which has grown to its end, as job says; job takes the place of
 // the one the stream began with. When its key is the same, only what is missing or has changed
 // is sent; else the upload is aborted and all is sent. The metadata of an upload is what it
-// began with.
+// began with. After an error Finish may be called again, or a Job published that names Upload.
 func (st *Stream) Finish(ctx context.Context, job Job) (Outcome, error) {
 	st.halt(ctx)
 	ctx, leave, err := st.p.enter(ctx)
@@ -146,10 +146,9 @@ func (st *Stream) Finish(ctx context.Context, job Job) (Outcome, error) {
 		if err := st.drop(ctx); err != nil {
 			return Outcome{}, err
 		}
-		out, err := st.p.session(job).publish(ctx)
-		return out, err
+		return st.p.session(job).publish(ctx)
 	}
-	if job.Upload.Token == "" {
+	if job.Upload.ID == "" {
 		job.Upload = s.job.Upload // if it was not resumed yet
 	}
 	if s.up.Token != "" {
@@ -191,6 +190,7 @@ func (st *Stream) drop(ctx context.Context) error {
 	}
 	if err == nil {
 		s.up, s.job.Upload = Upload{}, Upload{}
+		clear(s.parts)
 	}
 	return err
 }

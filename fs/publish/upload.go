@@ -161,7 +161,9 @@ type Job struct {
 	// Metadata is the user metadata, keys in lower case; the token is added.
 	Metadata    map[string]string
 	ContentType string
-	// Token is unique for this publication, and the same in all its tries.
+	// Token is unique for this publication, and the same in all its tries, also when the file was
+	// written to in between: a try that seems to have failed may have put the earlier content there,
+	// and the next must know that for its own. A new one is due after an Outcome or a Conflict.
 	Token string
 	// Upload is what an earlier try began. One under another key is ignored; it is the caller's to
 	// abort.
@@ -181,7 +183,8 @@ type Requests struct {
 
 // Outcome is what was published.
 type Outcome struct {
-	// Object as far as the store told; ModTime is zero where it did not.
+	// Object as far as the store told; ModTime is zero where it did not. Its Metadata are those that the
+	// upload began with, nil where that was an earlier try's.
 	Object objstore.Object
 	// Sum is the CRC64NVME of the whole; meaningless where Summed is false: a copy of something
 	// whose checksum the store does not tell.

@@ -129,3 +129,38 @@ func TestMapped(t *testing.T) {
 		sums(t, out, data)
 	}
 }
+
+// TestMappedAlways: what changes at every sending, and moves no times, is ErrChanged, not corruption.
+func TestMappedAlways(t *testing.T) {
+	for _, size := range []int{100, 3 * part} {
+		w := newWorld(t, Options{Parallel: 1})
+		data := random(24, size)
+		w.hook = func(op objstore.Op, _ int) (fate, func()) {
+			data[0]++
+			return pass, nil
+		}
+		if _, err := w.p.Publish(t.Context(), Job{Key: "k", Data: data, Token: "t"}); !errors.Is(err, ErrChanged) {
+			t.Errorf("size %d: got %v", size, err)
+		}
+	}
+}
+
+// TestNoChecksums: a store that cannot compare is given a file that changed during its PUT once more.
+func TestNoChecksums(t *testing.T) {
+	w := newWorld(t, Options{}, func(c *objstore.Caps) { c.Checksums = false })
+	data := random(25, 1000)
+	f := file(t, data)
+	w.hook = func(op objstore.Op, n int) (fate, func()) {
+		if op.Name == "PUT" && n == 1 {
+			return pass, func() {
+				time.Sleep(20 * time.Millisecond)
+				copy(data, "changed")
+				writeAt(t, f, data[:7], 0)
+			}
+		}
+		return pass, nil
+	}
+	w.publish(Job{Key: "k", File: f, IfNoneMatch: true})
+	w.wantTook("PUT x2")
+	w.has("k", data)
+}

@@ -47,6 +47,9 @@ func (s *session) commitOnce(ctx context.Context, c *content, d *digest) (objsto
 		opt.Metadata, opt.ContentType = s.metadata(), s.job.ContentType
 		s.count(func(q *Requests) { q.Puts++; q.Sent += c.size })
 		o, err = s.p.store.Put(ctx, s.job.Key, d.src, opt)
+		if err != nil {
+			err = s.torn(ctx, err, d.src, d.sum)
+		}
 	} else {
 		s.count(func(q *Requests) { q.Completes++ })
 		o, err = s.p.store.CompleteMultipart(ctx, s.up.Key, s.up.ID, d.parts, opt)
@@ -56,6 +59,9 @@ func (s *session) commitOnce(ctx context.Context, c *content, d *digest) (objsto
 	}
 	if err != nil {
 		return objstore.Object{}, err
+	}
+	if d.src == nil && o.Metadata == nil { // the answer does not tell
+		o.Metadata, o.ContentType = s.bound.Metadata, s.bound.ContentType
 	}
 	if bad := d.differs(o, c.size); bad != nil {
 		s.rebase(o) // it is there, and is to be replaced
@@ -142,7 +148,7 @@ func (s *session) check(ctx context.Context, size int64, d *digest) (o objstore.
 // carried out, and the object is returned; or it is worth another try.
 func (s *session) settle(ctx context.Context, err error, size int64, d *digest) (again bool, o objstore.Object, _ error) {
 	kind := objstore.KindOf(err)
-	if _, ok := errors.AsType[*Conflict](err); ok {
+	if _, ok := errors.AsType[*Conflict](err); ok || errors.Is(err, ErrChanged) {
 		return false, objstore.Object{}, err
 	}
 	switch kind {

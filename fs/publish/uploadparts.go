@@ -3,6 +3,7 @@ package publish
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -75,6 +76,7 @@ func (s *session) begin(ctx context.Context, size int64) error {
 		return err
 	}
 	s.up = Upload{Key: s.job.Key, ID: id, PartSize: s.partSize(size), Token: s.job.Token}
+	s.bound = objstore.Object{Metadata: opt.Metadata, ContentType: opt.ContentType}
 	if s.job.Began != nil {
 		if err := s.job.Began(s.up); err != nil {
 			s.drop(late) // nobody else knows of it
@@ -241,10 +243,23 @@ func (s *session) putPart(ctx context.Context, number int, v *view, sum uint64) 
 		return errGone
 	}
 	if err != nil {
-		return err
+		return s.torn(ctx, err, v, sum)
 	}
 	s.have(number, sent{Part: part, sum: sum, summed: true})
 	return nil
+}
+
+// torn makes ErrChanged of an error of kind Corrupt when the data reads otherwise by now: it was
+// written to by way of a mapping, which need not move the file's times.
+func (s *session) torn(ctx context.Context, err error, v *view, sum uint64) error {
+	if !objstore.Is(err, objstore.Corrupt) {
+		return err
+	}
+	now, _, rerr := s.p.sumBlocks(ctx, v, 0, v.n, nil)
+	if rerr != nil || now == sum {
+		return err
+	}
+	return fmt.Errorf("publish %q: %w", s.job.Key, ErrChanged)
 }
 
 func (s *session) have(number int, p sent) {
@@ -287,7 +302,7 @@ type workers struct {
 	wg     sync.WaitGroup
 	mu     sync.Mutex
 	err    error // the first; mu guards it
-	torn   error // the first of kind Corrupt, which stops nobody; mu guards it
+	torn   error // those of parts that arrived as something else; they stop nobody; mu guards it
 }
 
 // workers returns a group; wait must be called.
@@ -310,7 +325,7 @@ func (w *workers) start(send func(context.Context) error) error {
 		}
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		if objstore.Is(err, objstore.Corrupt) {
+		if objstore.Is(err, objstore.Corrupt) || errors.Is(err, ErrChanged) {
 			w.torn = errors.Join(w.torn, err)
 			return
 		}

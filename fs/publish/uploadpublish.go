@@ -2,6 +2,7 @@ package publish
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -41,6 +42,7 @@ type session struct {
 
 	up       Upload            // ID is "" while there is none
 	meta     map[string]string // of the object; nil: job's
+	bound    objstore.Object   // Metadata and ContentType that up was begun with, if known
 	suspect  bool              // an upload was gone: an earlier try may have completed it
 	known    objstore.Checksum // of the source of a copy
 	token    string            // of the upload of an earlier try, if it was another
@@ -81,6 +83,7 @@ func (s *session) head(ctx context.Context, key, version string) (objstore.Objec
 func (s *session) publish(ctx context.Context) (Outcome, error) {
 	var out Outcome
 	var err error
+	s.restarts = 0
 	if s.job.Copy != nil {
 		out, err = s.copy(ctx)
 	} else {
@@ -120,6 +123,9 @@ func (s *session) rounds(ctx context.Context) (Outcome, error) {
 		var o objstore.Object
 		if err == nil && !changed {
 			o, err = s.commit(ctx, c, d)
+			if changed = err == nil && d.src != nil && !s.p.caps.Checksums && c.changed(); changed {
+				s.rebase(o) // the store could not tell whether it got what was read
+			}
 		}
 		if d != nil && d.src != nil {
 			d.src.close()
@@ -131,9 +137,9 @@ func (s *session) rounds(ctx context.Context) (Outcome, error) {
 			if s.restarts++; s.restarts > maxRestarts {
 				return Outcome{}, fmt.Errorf("publish %q: %w again and again: does the bucket abort uploads early?", s.job.Key, err)
 			}
-			s.up, s.suspect = Upload{}, true
+			s.up, s.bound, s.suspect = Upload{}, objstore.Object{}, true
 			clear(s.parts)
-		case changed || err != nil && c.changed():
+		case changed || errors.Is(err, ErrChanged) || err != nil && c.changed():
 			last = fmt.Errorf("publish %q: %w", s.job.Key, ErrChanged)
 			round++
 		case err == nil:
@@ -195,8 +201,9 @@ func (s *session) order(ctx context.Context) error {
 	if s.ordered || s.job.Order == nil {
 		return nil
 	}
-	s.ordered = true
-	return s.job.Order(ctx)
+	err := s.job.Order(ctx)
+	s.ordered = err == nil
+	return err
 }
 
 // drop aborts the upload, if there is one; that it could not is logged only: the caller has it on
@@ -209,7 +216,7 @@ func (s *session) drop(ctx context.Context) {
 	if err := s.p.store.AbortMultipart(ctx, s.up.Key, s.up.ID); err != nil {
 		s.p.opt.Log.Warn("a multipart upload could not be aborted", "key", s.up.Key, "upload", s.up.ID, "err", err)
 	}
-	s.up = Upload{}
+	s.up, s.bound = Upload{}, objstore.Object{}
 	clear(s.parts)
 }
 
