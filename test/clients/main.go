@@ -12,6 +12,8 @@
 //	killed     a new cache, and the mount's process killed every 2 s (of some clients only)
 //
 // One line per client says PASS or FAIL; after a failure the logs are kept.
+//
+// "clients write" runs programs that write: see runWrite.
 package main
 
 import (
@@ -33,7 +35,11 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, os.Args[1:]); err != nil {
+	f, args := run, os.Args[1:]
+	if len(args) > 0 && args[0] == "write" {
+		f, args = runWrite, args[1:]
+	}
+	if err := f(ctx, args); err != nil {
 		stop()
 		fmt.Fprintln(os.Stderr, "clients:", err)
 		os.Exit(1)

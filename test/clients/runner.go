@@ -186,18 +186,25 @@ func (r *runner) check(ctx context.Context, name string, m *mountpoint.Mount, ma
 
 // script runs the client's script. Its output goes to a log; an error quotes the end of it.
 func (r *runner) script(ctx context.Context, mode, dir, manifest string) error {
+	return r.execute(ctx, []string{"PYTHONDONTWRITEBYTECODE=1"}, filepath.Join(r.scripts, "read_"+r.name+".py"), mode, dir, manifest)
+}
+
+// execute runs Python with more environment than there is, without that of AWS. What it prints
+// goes to a log that is named after the phase.
+func (r *runner) execute(ctx context.Context, env []string, args ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, r.limit)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, r.python, filepath.Join(r.scripts, "read_"+r.name+".py"), mode, dir, manifest)
+	cmd := exec.CommandContext(ctx, r.python, args...)
 	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, "AWS_") }),
-		"PYTHONDONTWRITEBYTECODE=1", "TMPDIR="+mustDir(r.work, "tmp"))
+		"TMPDIR="+mustDir(r.work, "tmp"))
+	cmd.Env = append(cmd.Env, env...)
 	// Clients start processes of their own: a client that hangs ends with all of them.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = 10 * time.Second
 	out, err := cmd.CombinedOutput()
 	log := filepath.Join(r.work, fmt.Sprintf("%d-%s.log", len(r.phases), r.phases[len(r.phases)-1].name))
-	if werr := os.WriteFile(log, out, 0o644); werr != nil {
+	if werr := appendTo(log, out); werr != nil {
 		return werr
 	}
 	switch {
@@ -207,6 +214,15 @@ func (r *runner) script(ctx context.Context, mode, dir, manifest string) error {
 		return fmt.Errorf("%w (%s):\n%s", err, log, tail(out, 12))
 	}
 	return nil
+}
+
+func appendTo(path string, b []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	return errors.Join(err, f.Close())
 }
 
 func (r *runner) timed(name string, f func() error) error {

@@ -45,7 +45,7 @@ def save(place):
     # One writes while others read the same file.
     path = place.path("swmr.h5")
     with h5py.File(path, "w", libver="latest") as f:
-        d = f.create_dataset("rows", shape=(0, 256), maxshape=(None, 256), chunks=(16, 256))
+        d = f.create_dataset("rows", shape=(0, 256), maxshape=(None, 256), chunks=(16, 256), dtype="f8")
         f.swmr_mode = True
         for i in range(10):
             d.resize(16 * (i + 1), axis=0)
