@@ -166,8 +166,7 @@ func (f *FS) completeNow(ino meta.Ino) error {
 			return nil
 		}
 		d.Seq = f.db.NextSeq()
-		// An earlier try may have been carried out though its answer was lost.
-		d.Token = publish.NewToken() + " " + newest(d.Token)
+		d.Token = outdated(d.Token)
 		d.Tries, d.Error, d.Next = 0, "", 0
 		return tx.SetDirty(&d)
 	})
@@ -309,7 +308,7 @@ func (f *FS) publishNow(ctx context.Context, node NodeID) error {
 			return err
 		}
 		d.Seq = f.db.NextSeq()
-		d.Token = publish.NewToken() + " " + newest(d.Token)
+		d.Token = outdated(d.Token)
 		return tx.SetDirty(&d)
 	})
 	if err != nil {

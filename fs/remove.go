@@ -145,7 +145,11 @@ func (f *FS) removeIn(tx *meta.Tx, d, in *meta.Inode, name string, fx *effects) 
 			return ErrNotEmpty
 		}
 	}
-	primary := in.Parent == d.Ino && in.Name == name
+	was, err := tx.Inode(in.Ino) // under its primary name
+	if err != nil {
+		return err
+	}
+	primary := was.Parent == d.Ino && was.Name == name
 	left, err := tx.Remove(d.Ino, name)
 	if err != nil {
 		return err
@@ -157,16 +161,18 @@ func (f *FS) removeIn(tx *meta.Tx, d, in *meta.Inode, name string, fx *effects) 
 			if err != nil {
 				return err
 			}
-			if err := f.moveObject(tx, &left, d.Prefix+name, p.Prefix+left.Name, fx); err != nil {
+			if err := f.moveObject(tx, &left, &was, d.Prefix+name, p.Prefix+left.Name, fx); err != nil {
 				return err
 			}
 		}
 	} else {
-		if err := f.forsake(tx, in, d.Prefix+name, fx); err != nil {
+		if err := f.forsake(tx, &was, d.Prefix+name, fx); err != nil {
 			return err
 		}
-		if err := tx.ClearDirty(in.Ino, false); err != nil {
-			return err
+		if left.Stage == 0 { // else the record tells the next process of the staging file
+			if err := absent(tx.ClearDirty(in.Ino, false)); err != nil {
+				return err
+			}
 		}
 		left.Flags |= meta.Local // it is as it is here, whatever the name stands for later
 		fx.gone = append(fx.gone, in.Ino)
@@ -180,92 +186,143 @@ func (f *FS) removeIn(tx *meta.Tx, d, in *meta.Inode, name string, fx *effects) 
 	return tx.Touch(d.Ino, now)
 }
 
-// forsake notes that the object of an inode that is called key, if it has one, is to be deleted.
-func (f *FS) forsake(tx *meta.Tx, in *meta.Inode, key string, fx *effects) error {
-	t := meta.Tomb{Key: key, ETag: in.Object.ETag, VersionID: in.Object.VersionID}
-	switch {
-	case in.Kind == meta.KindDir:
-		t.Key, t.Prefix = in.Prefix, true
-		if in.Flags&meta.Marker == 0 {
-			// There is no object, but perhaps some below that are yet to go.
-			if f.db.TombCount() == 0 {
-				return nil
-			}
-			t.ETag = noObject
-		}
-	case in.Object.ETag == "":
-		return nil
-	case in.Object.Key != "":
-		t.Key = in.Object.Key
+// objectKey is where the object of an inode is, key being what its name says.
+func objectKey(in *meta.Inode, key string) string {
+	if in.Object.Key != "" {
+		return in.Object.Key
 	}
-	t.Seq = f.db.NextSeq()
-	if err := tx.SetTomb(&t); err != nil {
+	return key
+}
+
+// forsake notes that what there is at the origin of an inode that is called key is to be deleted: its
+// object, and what a publication that was under way may have put there.
+func (f *FS) forsake(tx *meta.Tx, in *meta.Inode, key string, fx *effects) error {
+	if in.Kind == meta.KindDir {
+		t := meta.Tomb{Key: in.Prefix, Prefix: true, ETag: in.Object.ETag}
+		if in.Flags&meta.Marker == 0 {
+			d, err := tx.Dirty(in.Ino)
+			if err := absent(err); err != nil {
+				return err
+			}
+			switch {
+			case d.Token != "":
+				t.Token = d.Token
+			case f.db.TombCount() == 0:
+				return nil // nothing there, and nothing below that is yet to go
+			default:
+				t.ETag = noObject
+			}
+		}
+		return f.entomb(tx, &t, fx)
+	}
+	if err := f.strayed(tx, in, key, fx); err != nil || in.Object.ETag == "" {
 		return err
 	}
+	t, err := f.tombOf(tx, objectKey(in, key))
+	if err != nil {
+		return err
+	}
+	t.ETag, t.VersionID, t.Needed = in.Object.ETag, in.Object.VersionID, 0
+	return f.entomb(tx, &t, fx)
+}
+
+// strayed notes that a publication under a key that is not the inode's any more may have been
+// carried out, or may still be.
+func (f *FS) strayed(tx *meta.Tx, in *meta.Inode, key string, fx *effects) error {
+	d, err := tx.Dirty(in.Ino)
+	if err != nil || d.Token == "" {
+		return absent(err)
+	}
+	t, err := f.tombOf(tx, key)
+	if err != nil {
+		return err
+	}
+	t.Token = d.Token
+	d.Token = ""
+	if err := tx.SetDirty(&d); err != nil {
+		return err
+	}
+	return f.entomb(tx, &t, fx)
+}
+
+// tombOf returns the tomb of a key that is still open, or a new one.
+func (f *FS) tombOf(tx *meta.Tx, key string) (meta.Tomb, error) {
+	t, err := tx.Tomb(key)
+	if err != nil || t.Done != 0 {
+		return meta.Tomb{Key: key}, absent(err)
+	}
+	return t, nil
+}
+
+// entomb writes a tomb as the newest.
+func (f *FS) entomb(tx *meta.Tx, t *meta.Tomb, fx *effects) error {
+	t.Seq = f.db.NextSeq()
 	fx.tombs = append(fx.tombs, t.Key)
-	return nil
+	return tx.SetTomb(t)
 }
 
 // noObject stands in place of an ETag in the tomb of a directory that has no object of its own.
 const noObject = "-"
 
-// moveObject notes that the object of an inode is under another key than it should be: it is to be
-// copied there and deleted here, or, where the content is newer, only deleted. The caller writes in.
-func (f *FS) moveObject(tx *meta.Tx, in *meta.Inode, from, to string, fx *effects) error {
+// moveObject notes that an inode is called to instead of from: its object is to be copied there and
+// deleted where it is, or, where the content is newer, only deleted. was is the inode before, in
+// as it is now; the caller writes it.
+func (f *FS) moveObject(tx *meta.Tx, in, was *meta.Inode, from, to string, fx *effects) error {
 	if len(to) > maxKey {
 		return ErrNameTooLong
 	}
 	if from == to || !published(in.Kind) {
 		return nil
 	}
-	if in.Object.ETag == "" {
+	if err := f.strayed(tx, in, from, fx); err != nil {
+		return err
+	}
+	if was.Object.ETag == "" {
 		if in.Flags&meta.Local != 0 {
 			fx.moved = append(fx.moved, *in)
 		}
 		return nil
 	}
-	src := from
-	if in.Object.Key != "" {
-		src = in.Object.Key
-	}
-	if src == to && in.Stage == 0 {
-		// It is back where its object is.
+	src := objectKey(was, from)
+	in.Object.Key = src
+	if in.Links == 0 && src == to {
 		in.Object.Key = ""
+	}
+	seq := f.db.NextSeq()
+	d, err := tx.Dirty(in.Ino)
+	if errors.Is(err, meta.ErrNotFound) || err == nil && in.Stage == 0 {
+		d, err = meta.Dirty{Ino: in.Ino, Since: f.now(), Seq: seq}, nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := tx.SetDirty(&d); err != nil {
+		return err
+	}
+	in.Flags |= meta.Local
+	fx.moved = append(fx.moved, *in)
+	if src == to {
+		// It is back where its object is.
+		if err := absent(tx.ClearTomb(to)); err != nil || in.Stage != 0 {
+			return err
+		}
 		if in.Links == 0 {
 			in.Flags &^= meta.Local
 		}
-		if err := tx.ClearTomb(to); err != nil && !errors.Is(err, meta.ErrNotFound) {
-			return err
-		}
-		fx.moved = append(fx.moved, *in)
 		return tx.ClearDirty(in.Ino, false)
 	}
-	seq := f.db.NextSeq()
-	t := meta.Tomb{Key: src, ETag: in.Object.ETag, VersionID: in.Object.VersionID, Seq: f.db.NextSeq()}
-	in.Flags |= meta.Local
+	t, err := f.tombOf(tx, src)
+	if err != nil {
+		return err
+	}
+	t.ETag, t.VersionID, t.Needed = in.Object.ETag, in.Object.VersionID, 0
 	if in.Stage != 0 || in.Kind == meta.KindSymlink {
 		// What it was at the origin is of no use any more.
 		in.Object = meta.Object{}
 	} else {
 		t.Needed = in.Ino
-		in.Object.Key = src
 	}
-	d, err := tx.Dirty(in.Ino)
-	if err != nil && !errors.Is(err, meta.ErrNotFound) {
-		return err
-	}
-	if errors.Is(err, meta.ErrNotFound) || in.Stage == 0 {
-		d = meta.Dirty{Ino: in.Ino, Since: f.now(), Seq: seq}
-	}
-	if err := tx.SetDirty(&d); err != nil {
-		return err
-	}
-	if err := tx.SetTomb(&t); err != nil {
-		return err
-	}
-	fx.moved = append(fx.moved, *in)
-	fx.tombs = append(fx.tombs, src)
-	return nil
+	return f.entomb(tx, &t, fx)
 }
 
 // keepDir sees to it that a directory that has become empty has an object of its own: without one

@@ -123,14 +123,18 @@ func (f *FS) renameIn(tx *meta.Tx, fromDir meta.Ino, name string, toDir meta.Ino
 			return err
 		}
 	}
-	primary := src.Parent == fromDir && src.Name == name
+	was, err := tx.Inode(src.Ino) // under its primary name
+	if err != nil {
+		return err
+	}
+	primary := was.Parent == fromDir && was.Name == name
 	in, err := tx.Move(fromDir, name, toDir, toName)
 	if err != nil {
 		return err
 	}
 	in.CTime = now
 	if primary {
-		if err := f.moveAll(tx, &in, from.Prefix+name, to.Prefix+toName, fx); err != nil {
+		if err := f.moveAll(tx, &in, &was, from.Prefix+name, to.Prefix+toName, fx); err != nil {
 			return err
 		}
 	}
@@ -170,22 +174,24 @@ func (f *FS) notBelow(tx *meta.Tx, src, to *meta.Inode) error {
 
 // moveAll notes for an inode that is called to instead of from, and for all below it, where its
 // object is to be. The caller writes in.
-func (f *FS) moveAll(tx *meta.Tx, in *meta.Inode, from, to string, fx *effects) error {
+func (f *FS) moveAll(tx *meta.Tx, in, was *meta.Inode, from, to string, fx *effects) error {
 	if in.Kind != meta.KindDir {
-		return f.moveObject(tx, in, from, to, fx)
+		return f.moveObject(tx, in, was, from, to, fx)
 	}
-	from, to = in.Prefix, to+"/"
+	from, to = was.Prefix, to+"/"
 	if len(to) > maxKey {
 		return ErrNameTooLong
 	}
 	in.Prefix = to
 	objects := len(fx.tombs)
 	err := tx.Readdir(in.Ino, func(child meta.Inode) error {
-		if child.Parent != in.Ino {
-			return nil // a further name of a file whose object is elsewhere
+		if child.Links > 0 {
+			if first, err := tx.Inode(child.Ino); err != nil || first.Parent != in.Ino || first.Name != child.Name {
+				return err // a further name of a file whose object is elsewhere
+			}
 		}
 		before := child
-		if err := f.moveAll(tx, &child, from+child.Name, to+child.Name, fx); err != nil {
+		if err := f.moveAll(tx, &child, &before, from+child.Name, to+child.Name, fx); err != nil {
 			return err
 		}
 		if child == before {
@@ -200,17 +206,24 @@ func (f *FS) moveAll(tx *meta.Tx, in *meta.Inode, from, to string, fx *effects) 
 		if err := tx.SetDirty(&meta.Dirty{Ino: in.Ino, Since: f.now(), Seq: f.db.NextSeq()}); err != nil {
 			return err
 		}
+	} else if err := f.strayed(tx, in, from, fx); err != nil {
+		return err
 	}
 	if in.Flags&meta.Marker != 0 || in.Flags&meta.Local == 0 || len(fx.tombs) > objects {
-		t := meta.Tomb{Key: from, Prefix: true, Seq: f.db.NextSeq()}
-		if in.Flags&meta.Marker == 0 {
-			t.ETag = noObject
-		}
-		if err := tx.SetTomb(&t); err != nil {
+		t, err := f.tombOf(tx, from)
+		if err != nil {
 			return err
 		}
-		fx.tombs = append(fx.tombs, from)
+		if t.Prefix = true; in.Flags&meta.Marker == 0 && t.Token == "" {
+			t.ETag = noObject
+		} else {
+			t.ETag = in.Object.ETag
+		}
+		if err := f.entomb(tx, &t, fx); err != nil {
+			return err
+		}
 	}
+	in.Object = meta.Object{}
 	in.Flags = in.Flags&^meta.Marker | meta.Local
 	fx.moved = append(fx.moved, *in)
 	return nil

@@ -12,13 +12,22 @@ import (
 	"github.com/leatfs/leatfs/cache"
 	"github.com/leatfs/leatfs/fs/meta"
 	"github.com/leatfs/leatfs/fs/publish"
+	"github.com/leatfs/leatfs/objstore"
 )
 
-// The token of a Dirty is that of its publication, and behind it that of an earlier content of the
-// file, whose commit may have been carried out unnoticed.
+// The token of a Dirty is that of its publication, "" before that began, and behind it that of an
+// earlier content of the file under the same key, whose commit may have been carried out unnoticed.
 
 func newest(token string) string { t, _, _ := strings.Cut(token, " "); return t }
 func former(token string) string { _, t, _ := strings.Cut(token, " "); return t }
+
+// outdated is the token of a file whose content has changed since it was published with token.
+func outdated(token string) string {
+	if t := newest(token); t != "" {
+		return " " + t
+	}
+	return token
+}
 
 // work is what there is to do for a dirty inode, as of one moment.
 type work struct {
@@ -26,6 +35,7 @@ type work struct {
 	dirty   meta.Dirty
 	key     string
 	base    string // ETag of what is to be under the key before; "": nothing
+	tomb    string // tokens of what else of ours may be there
 }
 
 // look reads what there is to do; ok is false when there is nothing, or not now.
@@ -55,11 +65,16 @@ func (f *FS) look(ino meta.Ino) (w work, ok bool, err error) {
 			}
 		case err != nil && !errors.Is(err, meta.ErrNotFound):
 			return err
-		case w.in.Object.Key == "":
+		case objectKey(&w.in, w.key) == w.key && w.in.Kind != meta.KindDir:
 			w.base = w.in.Object.ETag
 		}
+		w.tomb = t.Token
 		ok = true
-		return nil
+		if newest(w.dirty.Token) != "" {
+			return nil
+		}
+		w.dirty.Token = strings.TrimSuffix(publish.NewToken()+" "+former(w.dirty.Token), " ")
+		return tx.SetDirty(&w.dirty)
 	})
 	return w, ok, err
 }
@@ -82,9 +97,6 @@ func (f *FS) publishInode(ctx context.Context, ino meta.Ino, order func(context.
 	job := publish.Job{Key: w.key, Token: newest(w.dirty.Token), Order: order,
 		IfNoneMatch: w.base == "", IfMatch: w.base,
 		Upload: publish.Upload(w.dirty.Upload), Began: func(u publish.Upload) error { return f.uploadBegan(ino, w.dirty.Seq, u) }}
-	if job.Token == "" {
-		job.Token = publish.NewToken()
-	}
 	var out publish.Outcome
 	switch {
 	case w.in.Kind == meta.KindDir:
@@ -100,7 +112,7 @@ func (f *FS) publishInode(ctx context.Context, ino meta.Ino, order func(context.
 		out, err = f.publisher.pub.Publish(ctx, job)
 	case w.in.Stage != 0:
 		return f.publishStage(ctx, &w, &job)
-	case w.in.Object.Key != "":
+	case objectKey(&w.in, w.key) != w.key:
 		job.Copy = &publish.Source{Key: w.in.Object.Key, ETag: w.in.Object.ETag, VersionID: w.in.Object.VersionID, Size: w.in.Object.Size}
 		out, err = f.publisher.pub.Publish(ctx, job)
 	default:
@@ -227,7 +239,7 @@ func (f *FS) landed(w *work, out publish.Outcome, a *Attr) error {
 		if err := absent(tx.ClearTomb(w.key)); err != nil {
 			return err
 		}
-		if w.in.Object.Key != "" {
+		if w.in.Stage == 0 && objectKey(&w.in, w.key) != w.key {
 			if err := f.unneed(tx, w.in.Object.Key, &fx); err != nil {
 				return err
 			}
@@ -236,8 +248,9 @@ func (f *FS) landed(w *work, out publish.Outcome, a *Attr) error {
 		now.Checked = f.now()
 		if now.Kind == meta.KindDir {
 			now.Flags |= meta.Marker
-		} else {
-			now.Object = version
+		}
+		if now.Object = version; now.Links > 0 {
+			now.Object.Key = w.key
 		}
 		if now.Stage != 0 && (!adopted || d.Seq != w.dirty.Seq) {
 			// It is open again, and goes on from what has landed.
@@ -303,9 +316,6 @@ func (f *FS) unchanged(w *work, out *publish.Outcome) (bool, error) {
 
 // strand notes in a transaction that something landed under a key that the inode no longer has.
 func (f *FS) strand(tx *meta.Tx, w *work, d *meta.Dirty, now *meta.Inode, version meta.Object, fx *effects) error {
-	if w.in.Kind == meta.KindDir {
-		version.ETag = ""
-	}
 	t := meta.Tomb{Key: w.key, ETag: version.ETag, VersionID: version.VersionID, Seq: f.db.NextSeq(), Prefix: w.in.Kind == meta.KindDir}
 	if old, err := tx.Tomb(w.key); err == nil {
 		t.Needed = old.Needed
@@ -419,28 +429,13 @@ func (f *FS) sourceGone(w *work, s *publish.SourceChanged) error {
 			return err
 		}
 	}
-	f.log.Error("a renamed file is gone: before it was copied to its new name, its object was removed or replaced at the origin by somebody else",
-		"path", f.path(w.dir.Ino, w.in.Name), "key", s.Key)
-	var fx effects
-	err = f.db.Do(func(tx *meta.Tx) error {
-		fx.reset()
-		if err := f.unneed(tx, w.in.Object.Key, &fx); err != nil {
-			return err
-		}
-		if err := absent(tx.ClearTomb(w.in.Object.Key)); err != nil {
-			return err
-		}
-		if err := absent(tx.ClearDirty(w.in.Ino, false)); err != nil {
-			return err
-		}
-		fx.names = append(fx.names, changedName{w.in.Parent, w.in.Name})
-		_, err := tx.Remove(w.in.Parent, w.in.Name)
-		return absent(err)
-	})
-	if err == nil {
-		f.after(&fx)
-	}
-	return err
+	return &PathError{Op: "publish", Path: f.path(w.dir.Ino, w.in.Name), Err: fmt.Errorf("it was renamed here, and before the origin had copied it, somebody else removed or replaced its object %q there; put the object back, or give the file up with \"leatfs discard\"", s.Key)}
+}
+
+// ours tells whether an object carries one of two tokens.
+func ours(o objstore.Object, tokens string) bool {
+	t := publish.TokenOf(o)
+	return t != "" && (t == newest(tokens) || t == former(tokens))
 }
 
 func (f *FS) copyStageIf(obj *cache.Object, w *work) (cache.ID, error) {
@@ -458,7 +453,7 @@ func (f *FS) conflict(ctx context.Context, w *work, c *publish.Conflict) error {
 	case have.Key == "":
 		// What was there is gone: nothing is lost by putting ours there.
 		return f.rebase(w, "")
-	case former(w.dirty.Token) != "" && publish.TokenOf(have) == former(w.dirty.Token):
+	case ours(have, w.dirty.Token) || ours(have, w.tomb):
 		return f.rebase(w, have.ETag)
 	case f.opt.LastWins && !f.opt.Protect:
 		f.log.Warn("what somebody else put under this name is overwritten (last-wins)", "path", f.path(w.dir.Ino, w.in.Name), "etag", have.ETag)
@@ -486,8 +481,7 @@ func (f *FS) conflict(ctx context.Context, w *work, c *publish.Conflict) error {
 		if err != nil {
 			return err
 		}
-		in.Object = meta.Object{Key: in.Object.Key, ETag: in.Object.ETag, Size: in.Object.Size, VersionID: in.Object.VersionID, MTime: in.Object.MTime}
-		if in.Stage != 0 || in.Object.Key == "" {
+		if in.Stage != 0 || objectKey(&w.in, w.key) == w.key {
 			in.Object = meta.Object{}
 		}
 		if err := tx.Update(&in); err != nil {
@@ -556,8 +550,12 @@ func (f *FS) bury(ctx context.Context, key string, order func(context.Context) e
 		if err := order(ctx); err != nil {
 			return err
 		}
-		_, err := f.publisher.pub.Delete(ctx, key, publish.Version{ETag: t.ETag})
+		_, err := f.publisher.pub.Delete(ctx, key, publish.Version{ETag: t.ETag, Token: newest(t.Token)})
 		var c *publish.Conflict
+		if errors.As(err, &c) && ours(c.Have, t.Token) {
+			_, err = f.publisher.pub.Delete(ctx, key, publish.Version{ETag: c.Have.ETag})
+			c = nil
+		}
 		if err != nil && !errors.As(err, &c) {
 			return err
 		}
