@@ -29,7 +29,7 @@ func (b *ballast) find(staging string) {
 	b.path = filepath.Join(staging, ballastFile)
 	var st unix.Stat_t
 	if unix.Lstat(b.path, &st) == nil {
-		b.bytes.Store(st.Blocks * 512)
+		b.bytes.Store(min(st.Size, st.Blocks*512))
 	}
 }
 

@@ -74,13 +74,13 @@ func (c *Cache) stageWatch() {
 	for i, d := range c.dirs {
 		watches[i] = &dirWatch{d: d, free: d.free.Load(), at: time.Now()}
 	}
-	kick := c.stageKick
 	for {
 		next := watchIdle
 		for _, w := range watches {
 			next = min(next, w.look(c))
 		}
-		if kick = c.stageKick; next < watchIdle {
+		kick := c.stageKick
+		if next < watchIdle {
 			kick = nil // it looks often enough
 		}
 		t := time.NewTimer(next)
