@@ -310,6 +310,7 @@ func (c *conn) answer(s *fuse.ProtocolServer, in, out []byte) bool {
 	if s == c.fast && (*fuse.OutHeader)(unsafe.Pointer(&out[0])).Status == -int32(again) {
 		return false
 	}
+	testFaultAnswer(in)
 	if gone := c.send(h.Unique, out[:n]); gone {
 		c.unanswered(h, out[:n])
 	}

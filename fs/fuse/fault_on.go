@@ -5,6 +5,7 @@ package fuse
 import (
 	"bytes"
 	"os"
+	"syscall"
 	"unsafe"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -27,5 +28,16 @@ func testFault(in []byte) {
 			_ = os.Remove(os.Getenv("LEATFS_FAULT_HANG_ONCE"))
 			select {}
 		}
+	}
+}
+
+// testFaultAnswer kills this process when it has carried out a change of a name that ends as the
+// environment says, for the first time, and has not answered it.
+func testFaultAnswer(in []byte) {
+	end := os.Getenv("LEATFS_FAULT_UNANSWERED")
+	h := (*fuse.InHeader)(unsafe.Pointer(&in[0]))
+	if end != "" && opOf(in).changes && h.Unique&resentBit == 0 && bytes.Contains(in, append([]byte(end), 0)) {
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		select {}
 	}
 }

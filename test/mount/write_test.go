@@ -352,3 +352,127 @@ func TestWriteTakeover(t *testing.T) {
 		})
 	}
 }
+
+// TestChangesOnce: a change that was carried out by a worker that was killed before it had answered
+// is not carried out again: nobody hears that what he has just made is there already, or that what
+// he has just removed is not.
+func TestChangesOnce(t *testing.T) {
+	for _, args := range [][]string{{"--no-resend=false"}, {"--no-resend"}} {
+		t.Run(strings.Join(args, " "), func(t *testing.T) {
+			w := newWorld(t)
+			m := w.mount(args...)
+			stop := make(chan struct{})
+			done := make(chan error)
+			const workers = 4
+			round := func(who, i int) error {
+				dir := m.path(fmt.Sprintf("w%d-%d", who, i))
+				if err := os.Mkdir(dir, 0o755); err != nil {
+					return err
+				}
+				f, err := os.OpenFile(dir+"/a", os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+				if err != nil {
+					return err
+				}
+				if err := f.Close(); err != nil {
+					return err
+				}
+				for _, step := range []func() error{
+					func() error {
+						return unix.Renameat2(unix.AT_FDCWD, dir+"/a", unix.AT_FDCWD, dir+"/b", unix.RENAME_NOREPLACE)
+					},
+					func() error { return os.Link(dir+"/b", dir+"/c") },
+					func() error { return os.Symlink("b", dir+"/s") },
+					func() error { return unix.Setxattr(dir+"/b", "user.x", []byte("y"), unix.XATTR_CREATE) },
+					func() error { return unix.Removexattr(dir+"/b", "user.x") },
+					func() error { return syscall.Unlink(dir + "/s") },
+					func() error { return syscall.Unlink(dir + "/b") },
+					func() error { return syscall.Unlink(dir + "/c") },
+					func() error { return syscall.Rmdir(dir) },
+				} {
+					if err := step(); err != nil {
+						return err
+					}
+				}
+				return nil
+			}
+			for who := range workers {
+				go func() {
+					for i := 0; ; i++ {
+						select {
+						case <-stop:
+							done <- nil
+							return
+						default:
+						}
+						if err := round(who, i); err != nil {
+							done <- fmt.Errorf("round %d: %w", i, err)
+							return
+						}
+					}
+				}()
+			}
+			for range 6 {
+				time.Sleep(150 * time.Millisecond)
+				if err := syscall.Kill(m.status().WorkerPID, syscall.SIGKILL); err != nil {
+					t.Fatal(err)
+				}
+			}
+			close(stop)
+			for range workers {
+				if err := <-done; err != nil {
+					t.Error(err)
+				}
+			}
+			m.quiet()
+		})
+	}
+}
+
+// TestUnanswered: each kind of change, carried out by a worker that is killed before it answers.
+func TestUnanswered(t *testing.T) {
+	t.Setenv("LEATFS_FAULT_UNANSWERED", ".once")
+	binary := faulty(t)
+	for _, args := range [][]string{{"--no-resend=false"}, {"--no-resend"}, {"--passthrough=off"}} {
+		t.Run(strings.Join(args, " "), func(t *testing.T) {
+			w := newWorld(t)
+			w.binary = binary
+			m := w.mount(args...)
+			p := m.path
+			deaths := 0
+			for _, c := range []struct {
+				what string
+				step func() error
+			}{
+				{"mkdir", func() error { return os.Mkdir(p("d.once"), 0o755) }},
+				{"create", func() error {
+					f, err := os.OpenFile(p("d.once/f.once"), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+					if err != nil {
+						return err
+					}
+					_, err = f.WriteString("x")
+					return errors.Join(err, f.Close())
+				}},
+				{"mknod", func() error { return unix.Mkfifo(p("p.once"), 0o600) }},
+				{"symlink", func() error { return os.Symlink("x", p("s.once")) }},
+				{"link", func() error { return os.Link(p("d.once/f.once"), p("l.once")) }},
+				{"rename", func() error {
+					return unix.Renameat2(unix.AT_FDCWD, p("l.once"), unix.AT_FDCWD, p("r.once"), unix.RENAME_NOREPLACE)
+				}},
+				{"setxattr", func() error { return unix.Setxattr(p("r.once"), "user.once", []byte("y"), unix.XATTR_CREATE) }},
+				{"removexattr", func() error { return unix.Removexattr(p("r.once"), "user.once") }},
+				{"unlink", func() error { return syscall.Unlink(p("r.once")) }},
+				{"unlink of the last name", func() error { return syscall.Unlink(p("d.once/f.once")) }},
+				{"rmdir", func() error { return syscall.Rmdir(p("d.once")) }},
+			} {
+				if err := c.step(); err != nil {
+					t.Errorf("%s: %v", c.what, err)
+				}
+				deaths++
+			}
+			if n := m.status().Keeper.Restarts; n != deaths {
+				t.Errorf("%d workers died, want %d", n, deaths)
+			}
+			m.quiet()
+		})
+	}
+}
