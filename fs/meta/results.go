@@ -178,36 +178,6 @@ func deleteResults(tx *badger.Txn, reqs []Request) error {
 	return nil
 }
 
-// change is update for one inode, which is *in once fn has returned. When fn says that the change
-// was made, its result is recorded as opts say. Caller holds the lock that guards the inode.
-func (db *DB) change(opts []Option, in *Inode, fn func(tx *badger.Txn) (made bool, err error)) error {
-	o := optionOf(opts)
-	if o.req == (Request{}) {
-		return db.update(func(tx *badger.Txn) error {
-			_, err := fn(tx)
-			return err
-		})
-	}
-	var gone []Request
-	recorded := false
-	err := db.update(func(tx *badger.Txn) error {
-		made, err := fn(tx)
-		if err != nil || !made {
-			return err
-		}
-		recorded = true
-		gone, err = db.putResult(tx, &o, in)
-		return err
-	})
-	switch {
-	case err != nil:
-		db.results.putBack(gone)
-	case recorded:
-		db.results.add(o.req)
-	}
-	return err
-}
-
 // optionOf returns the option that counts.
 func optionOf(opts []Option) (o Option) {
 	for _, opt := range opts {

@@ -31,6 +31,7 @@ type Tx struct {
 	want  []uint16     // known from earlier runs, and held
 	apply applying     // how applyMu is held
 	again applying     // and is to be held
+	there Ino          // a directory that is there, and whose lock is held
 	fresh map[Ino]bool // made by this transaction: nobody else knows them
 
 	inside bool  // a method is under way

@@ -155,10 +155,22 @@ func (t *Tx) free(parent Ino, name string, have *Inode) (dir Inode, err error) {
 	case !errors.Is(err, ErrNotFound):
 		return dir, err
 	}
-	if dir, err = readDir(t.txn(), parent); err != nil {
-		return dir, err
+	p, err := readPlace(t.txn(), parent)
+	if err == nil {
+		err = readBody(t.txn(), parent, &p, &dir)
 	}
-	return dir, t.above(parent, 0)
+	switch {
+	case err != nil:
+		return dir, err
+	case dir.Kind != KindDir:
+		return dir, fmt.Errorf("%w: inode %d is a %s", ErrInvalid, parent, dir.Kind)
+	case dir.Flags&Removed != 0:
+		return dir, ErrNotFound
+	}
+	if t.there = parent; p.at != nil {
+		return dir, nil
+	}
+	return dir, t.above(p.parent, 0)
 }
 
 // above returns ErrNotFound when a directory or one above it was removed, ErrInvalid when it is

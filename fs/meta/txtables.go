@@ -63,7 +63,7 @@ func (t *Tx) known(ino Ino) error {
 	if ino == 0 || ino > MaxIno {
 		return ErrNotFound
 	}
-	if err := t.lock(ino); err != nil {
+	if err := t.lock(ino); err != nil || ino == t.there || t.fresh[ino] {
 		return err
 	}
 	_, err := readPlace(t.txn(), ino)
