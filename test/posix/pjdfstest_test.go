@@ -266,7 +266,7 @@ func (w *world) empty() {
 	w.eventually("the bucket is empty", func() error {
 		keys, err := w.keys()
 		if err == nil && len(keys) > 0 {
-			err = fmt.Errorf("%d objects are left, such as %q", len(keys), keys[0])
+			err = fmt.Errorf("%d objects are left: %q", len(keys), keys[:min(30, len(keys))])
 		}
 		return err
 	})
