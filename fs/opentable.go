@@ -312,6 +312,16 @@ func (t *openTable) writers(ino meta.Ino) int {
 	return t.writing[ino]
 }
 
+// written returns the inodes that have handles which can write.
+func (t *openTable) written() (all []meta.Ino) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for ino := range t.writing {
+		all = append(all, ino)
+	}
+	return all
+}
+
 // openHandles tells whether any node of an inode has a handle.
 func (t *openTable) openHandles(ino meta.Ino) bool {
 	t.mu.Lock()

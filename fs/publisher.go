@@ -34,6 +34,7 @@ type publisher struct {
 	again    map[meta.Ino]time.Time // somebody writes still: to be looked at again then; by mu
 	wake     chan struct{}          // holds one when there is something to do
 	conflict int64                  // by mu: conflicts since the mount began
+	growing  map[meta.Ino]*growth   // files that are uploaded while they grow; by mu
 }
 
 func (f *FS) startPublisher() error {
@@ -41,14 +42,17 @@ func (f *FS) startPublisher() error {
 	p.seed = maphash.MakeSeed()
 	p.again = make(map[meta.Ino]time.Time)
 	p.wake = make(chan struct{}, 1)
+	p.growing = make(map[meta.Ino]*growth)
 	p.pub = publish.New(f.store, publish.Options{PartSize: f.opt.PartSize, Parallel: f.opt.UploadParallel, Scratch: f.opt.Scratch, Log: f.log})
 	p.queue = publish.NewQueue(publish.QueueOptions{Parallel: f.opt.PublishParallel, OnFail: f.publishFailed})
 	if err := f.recover(); err != nil {
 		return err
 	}
 	p.queue.Start()
-	f.wg.Add(1)
+	f.wg.Add(3)
 	go f.completer()
+	go f.watchGrowth()
+	go f.abortLoop()
 	return nil
 }
 
@@ -56,6 +60,7 @@ func (f *FS) startPublisher() error {
 func (f *FS) stopPublisher() {
 	if f.publisher.queue != nil {
 		_ = f.publisher.queue.Close(context.Background())
+		f.closeGrowths()
 		f.publisher.pub.Close()
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/leatfs/leatfs/cache"
 	"github.com/leatfs/leatfs/fs/meta"
 )
 
@@ -39,6 +40,7 @@ func (f *FS) after(fx *effects) {
 	}
 	for _, ino := range fx.gone {
 		f.unqueue(ino)
+		f.stopGrowth(ino)
 		f.forget(f.ctx, ino)
 	}
 	for _, c := range fx.names {
@@ -367,10 +369,17 @@ func (f *FS) forget(ctx context.Context, ino meta.Ino) {
 		f.doom(&in)
 		return
 	}
-	var stage = in.Stage
-	if _, err := f.db.Update(ino, func(in *meta.Inode) error {
+	var stage cache.ID
+	if err := f.db.Do(func(tx *meta.Tx) error {
+		in, err := tx.Inode(ino)
+		if err != nil {
+			return err
+		}
 		stage, in.Stage = in.Stage, 0
-		return nil
+		if err := tx.Update(&in); err != nil {
+			return err
+		}
+		return absent(tx.ClearDirty(ino, false))
 	}); err != nil {
 		f.log.Warn("the content of a removed file stays until the next start", "inode", ino, "err", err)
 		return

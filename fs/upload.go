@@ -73,7 +73,11 @@ func (f *FS) look(ino meta.Ino) (w work, ok bool, err error) {
 		if newest(w.dirty.Token) != "" {
 			return nil
 		}
-		w.dirty.Token = strings.TrimSuffix(publish.NewToken()+" "+former(w.dirty.Token), " ")
+		token := publish.NewToken()
+		if u := w.dirty.Upload; u.ID != "" && u.Key == w.key && u.Token != "" {
+			token = u.Token // which its object will have
+		}
+		w.dirty.Token = strings.TrimSuffix(token+" "+former(w.dirty.Token), " ")
 		return tx.SetDirty(&w.dirty)
 	})
 	return w, ok, err
@@ -178,7 +182,10 @@ func (f *FS) publishStage(ctx context.Context, w *work, job *publish.Job) error 
 	}
 	job.File, job.Size = file, a.Size
 	job.Metadata = publish.Metadata(syscall.S_IFREG|a.Mode, a.UID, a.GID, a.MTime, a.CTime, "")
-	out, err := f.publisher.pub.Publish(ctx, *job)
+	out, done, err := f.finishGrowth(ctx, w.in.Ino, job)
+	if !done {
+		out, err = f.publisher.pub.Publish(ctx, *job)
+	}
 	if err != nil {
 		return f.refused(ctx, w, err)
 	}
