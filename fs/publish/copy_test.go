@@ -173,4 +173,11 @@ func TestCopyOntoItself(t *testing.T) {
 	if o, err := w.mem.Head(t.Context(), "a", objstore.HeadOptions{}); err != nil || o.Metadata["mode"] != "7" {
 		t.Errorf("%+v, %v", o, err)
 	}
+	// Without a token of its own a copy has none, and not that of its source.
+	if _, err := w.p.Publish(t.Context(), Job{Key: "b", Copy: &Source{Key: "a", ETag: src.ETag, Size: 1}}); err != nil {
+		t.Fatal(err)
+	}
+	if o, err := w.mem.Head(t.Context(), "b", objstore.HeadOptions{}); err != nil || TokenOf(o) != "" || o.Metadata["mode"] != "7" {
+		t.Errorf("%+v, %v", o, err)
+	}
 }

@@ -39,7 +39,9 @@ func TestLostAnswers(t *testing.T) {
 							j.Began = func(u Upload) error { j.Upload = u; return nil }
 							w.does(name, nth(at, f))
 							out, err := w.p.Publish(t.Context(), j)
-							if settled := err == nil; settled != (f == lose && (name == "PUT" || name == "COMPLETE MULTIPART")) {
+							// Without checksums, and with ETags that are not S3's, nobody can tell what is there.
+							dark := caps == "no checksums" && name == "COMPLETE MULTIPART"
+							if settled := err == nil; settled != (f == lose && (name == "PUT" || name == "COMPLETE MULTIPART") && !dark) {
 								t.Errorf("the first try: %v", err)
 							}
 							if err != nil {
@@ -50,7 +52,7 @@ func TestLostAnswers(t *testing.T) {
 							}
 							w.has("k", data)
 							sums(t, out, data)
-							if n := strings.Count(w.took(), "COMPLETE"); size > part && f == lose && n > 1 {
+							if n := strings.Count(w.took(), "COMPLETE"); size > part && f == lose && n > 1 && !dark {
 								t.Errorf("completed %d times", n)
 							}
 						})
@@ -220,5 +222,34 @@ func TestStoreLies(t *testing.T) {
 	l.lies, j.Key = 2, "l"
 	if _, err := p.Publish(t.Context(), j); !objstore.Is(err, objstore.Corrupt) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// TestUploadToken: an object carries the token of the upload that it was made by, also when the
+// publication has another by now.
+func TestUploadToken(t *testing.T) {
+	for _, stream := range []bool{false, true} {
+		w := newWorld(t, Options{})
+		data := random(11, 4*part)
+		j := Job{Key: "k", File: file(t, data), IfNoneMatch: true, Token: "first"}
+		j.Began = func(u Upload) error { j.Upload = u; return nil }
+		if stream {
+			st := w.p.Stream(t.Context(), j)
+			st.Grown(4 * part)
+			w.until("PUT PART", 3)
+			w.does("COMPLETE MULTIPART", nth(1, lose))
+			j.Token = "second"
+			if _, err := st.Finish(t.Context(), j); err != nil {
+				t.Error(err)
+			}
+		} else {
+			w.publish(j)
+			j.Token = "second"
+			w.publish(j)
+		}
+		w.has("k", data)
+		if o, err := w.mem.Head(t.Context(), "k", objstore.HeadOptions{}); err != nil || TokenOf(o) != "first" {
+			t.Errorf("%+v, %v", o, err)
+		}
 	}
 }

@@ -46,7 +46,7 @@ func TestS3(t *testing.T) {
 				t.Setenv(name, v)
 			}
 			for name, test := range map[string]func(*bucket){"Plain": testS3Plain, "Lost": testS3Lost, "Resume": testS3Resume, "Overlay": testS3Overlay,
-				"Copy": testS3Copy, "Delete": testS3Delete, "Marker": testS3Marker, "Stream": testS3Stream, "Torn": testS3Torn} {
+				"Copy": testS3Copy, "Delete": testS3Delete, "Marker": testS3Marker, "Stream": testS3Stream, "Torn": testS3Torn, "Unsummed": testS3Unsummed} {
 				t.Run(name, func(t *testing.T) { test(openBucket(t, srv)) })
 			}
 		})
@@ -388,6 +388,27 @@ func testS3Torn(b *bucket) {
 			b.Fatal(err)
 		}
 		b.has(key, data)
+		sums(b, out, data)
+	}
+}
+
+// testS3Unsummed: where the store tells no checksum, the ETag tells that what is there is what was
+// sent, and nothing is sent twice.
+func testS3Unsummed(b *bucket) {
+	caps := b.store.Caps()
+	caps.Checksums = false
+	p := New(withCaps{b.store, caps}, Options{PartSize: 5 * mib, Multipart: 5 * mib, Scratch: b.TempDir()})
+	defer p.Close()
+	for i, size := range []int{1000, 11 * mib} {
+		data := random(89, size)
+		rule := b.proxy.Add(fault.Rule{Class: "PUT", Count: 1, Do: fault.Lose(),
+			Match: func(r fault.Request) bool { return i == 0 || r.Method == http.MethodPost && r.Query.Has("uploadId") }})
+		b.proxy.Forget()
+		out, err := p.Publish(b.Context(), Job{Key: fmt.Sprint("k", i), File: file(b, data), IfNoneMatch: true, Token: NewToken()})
+		if err != nil || rule.Fired() != 1 {
+			b.Fatalf("%v, fired %d times", err, rule.Fired())
+		}
+		b.wantWire([]string{"HEAD 1, PUT 1", "HEAD 1, create 1, part 3, complete 1"}[i])
 		sums(b, out, data)
 	}
 }

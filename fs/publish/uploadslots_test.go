@@ -87,3 +87,34 @@ func TestSlotsCanceled(t *testing.T) {
 		t.Errorf("%d free, %d wait", s.free, len(s.lanes))
 	}
 }
+
+// TestSlotsFewest: a free slot goes to who has the fewest, not to who asked first.
+func TestSlotsFewest(t *testing.T) {
+	s := &slots{free: 2}
+	a, b := s.lane(), s.lane()
+	for range 2 {
+		if err := a.acquire(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := make(chan string, 2)
+	var wg sync.WaitGroup
+	for i, l := range []*lane{a, b} {
+		wg.Go(func() {
+			if l.acquire(t.Context()) == nil {
+				got <- string("ab"[i])
+			}
+		})
+		for waiting := 0; waiting != i+1; time.Sleep(time.Millisecond) {
+			s.mu.Lock()
+			waiting = len(s.lanes)
+			s.mu.Unlock()
+		}
+	}
+	a.release()
+	if who := <-got; who != "b" {
+		t.Errorf("%s got it", who)
+	}
+	a.release()
+	wg.Wait()
+}
