@@ -108,7 +108,7 @@ func (o *Object) ID() ID {
 	return o.id
 }
 
-// Identity is what the object was asked for as, with the version id if that became known.
+// Identity is what the object was asked for as, with the version id if it became known.
 func (o *Object) Identity() Identity {
 	i := o.ident
 	o.mu.Lock()
@@ -394,6 +394,8 @@ func (o *Object) openForWrite() (*objFile, error) {
 	id, err := o.c.newID()
 	var f *objFile
 	if err == nil {
+		o.c.move(id) // Reconcile leaves a file alone that has no label yet
+		defer o.c.moved(id)
 		if err = error(errDown); d.take(fileOverhead) {
 			if f, err = createFile(d, id, o.ident.Size, attr.encode()); err != nil {
 				d.settle(fileOverhead, false)
@@ -411,9 +413,8 @@ func (o *Object) openForWrite() (*objFile, error) {
 		}
 		return nil, err
 	}
-	o.id, o.dir, o.file = id, d, f
+	o.id, o.dir, o.file, o.epoch = id, d, f, o.c.epoch.Load()
 	o.state, o.suspect, o.recheck, o.fresh = Partial, false, false, true
-	o.epoch = o.c.epoch.Load()
 	now := o.c.clock.Load()
 	o.usage = Usage{ID: id, Dir: d.format.Number, Admitted: max(now, 1), LastUse: o.usage.LastUse}
 	if o.usage.LastUse != 0 {

@@ -46,7 +46,15 @@ func (c *Cache) TakeStage(o *Object, lent int, l StageLabel) (ID, error) {
 	fail := func(err error) (ID, error) {
 		return 0, fmt.Errorf("%s: its file cannot be made one to write to: %w", o.name(), explain(err))
 	}
-	if err := unix.Lsetxattr(file, stageXattr, attr, 0); err != nil {
+	if err := unix.Lsetxattr(file, stageXattr, attr, 0); errors.Is(err, unix.ENOENT) {
+		o.mu.Lock()
+		if o.id == id {
+			c.n.lostFiles.Add(1)
+			o.discard()
+		}
+		o.mu.Unlock()
+		return fail(fmt.Errorf("%s is missing: %w", file, ErrIncomplete))
+	} else if err != nil {
 		return fail(&os.PathError{Op: "setxattr", Path: file, Err: err})
 	}
 	c.stageStep("take: labelled")
