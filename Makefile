@@ -5,7 +5,7 @@
 #   LEATFS_PYTHON  the Python that the clients' environment is made from (default: found)
 #   DESTDIR        root of what "make install" writes to (default: none)
 #   PREFIX         under it, where bin, sbin and lib/systemd/system are (default: /usr)
-#   ARGS           more arguments for "make bench", "make demo" and "make test-clients-read",
+#   ARGS           more arguments for "make bench", "make demo" and "make test-clients...",
 #                  for example: make bench ARGS="--quick --only cold-seq"
 
 SHELL       := /bin/bash
@@ -32,7 +32,7 @@ BIN    := bin/leatfs
 ROOT := $(filter 0,$(shell id -u))
 
 .NOTPARALLEL:
-.PHONY: help build install deps tools pyenv lint test test-unit test-mount test-clients-read test-systemd test-posix posix-long torture bench demo clean
+.PHONY: help build install deps tools pyenv lint test test-unit test-mount test-clients-read test-clients test-clients-quick test-systemd test-posix posix-long torture bench demo clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
@@ -110,6 +110,17 @@ test-clients-read: build deps tools pyenv ## unmodified clients (PyTorch, Parque
 	@echo "test: unmodified clients read through a mount"
 	go build -o bin/clients ./test/clients
 	bin/clients -leatfs bin/leatfs -python "$$(test/pyenv/pyenv.sh)" $(ARGS)
+
+# ARGS="-only torch,git" for some of them, "-dir DIR" for a plain directory instead of a mount.
+test-clients-quick: build deps tools pyenv ## unmodified clients that write through a mount, those that are quick (root)
+	@echo "test: unmodified clients write through a mount"
+	go build -o bin/clients ./test/clients
+	bin/clients write -quick -leatfs bin/leatfs -python "$$(test/pyenv/pyenv.sh)" $(ARGS)
+
+test-clients: build deps tools pyenv ## all unmodified clients that write (root; installs about 1.5 GB more)
+	@echo "test: all unmodified clients write through a mount"
+	go build -o bin/clients ./test/clients
+	bin/clients write -leatfs bin/leatfs -python "$$(test/pyenv/pyenv.sh)" $(ARGS)
 
 test-systemd: deps tools ## the service under a real systemd, booted from a tree of its own (root)
 	@echo "test: the service under systemd"

@@ -36,6 +36,8 @@ check() {
   need "mkfs.ext4" e2fsprogs sh -c 'PATH=$PATH:/usr/sbin:/sbin command -v mkfs.ext4'
   need "mkfs.xfs" xfsprogs sh -c 'PATH=$PATH:/usr/sbin:/sbin command -v mkfs.xfs'
   need "Python 3.11 to 3.13 with venv" python3-venv python_with_venv
+  need "make" make command -v make
+  need "rsync" rsync command -v rsync
   need "certificates" ca-certificates test -s /etc/ssl/certs/ca-certificates.crt -o -d /etc/pki/tls/certs
 }
 
