@@ -273,6 +273,10 @@ func (f *FS) unqueue(ino meta.Ino) {
 
 // publishFailed notes a failure for the ledger.
 func (f *FS) publishFailed(id uint64, tries uint32, next time.Time, err error) {
+	if errors.Is(err, errLater) {
+		f.log.Debug("publication waits", "id", id, "err", err)
+		return
+	}
 	if id&(1<<63) != 0 {
 		f.log.Warn("an object that is no longer wanted cannot be deleted yet; tried again", "tries", tries, "at", next, "err", err)
 		return

@@ -61,7 +61,7 @@ func (f *FS) look(ino meta.Ino) (w work, ok bool, err error) {
 		case err == nil && t.Done == 0 && t.ETag != noObject:
 			w.base = t.ETag
 			if t.Needed != 0 && t.Needed != ino {
-				return fmt.Errorf("waits for the copy of what is still under %q", w.key)
+				return fmt.Errorf("%w: what is under %q is still to be copied", errLater, w.key)
 			}
 		case err != nil && !errors.Is(err, meta.ErrNotFound):
 			return err
@@ -94,6 +94,21 @@ func absent(err error) error {
 // publishInode brings to the origin what an inode has that the origin has not. The queue calls it
 // again when it fails.
 func (f *FS) publishInode(ctx context.Context, ino meta.Ino, order func(context.Context) error) error {
+	for range maxRebase {
+		if err := f.publishOnce(ctx, ino, order); !errors.Is(err, errRebased) {
+			return err
+		}
+	}
+	return errRebased
+}
+
+// maxRebase is how often in a row a publication begins again because something of our own, or with
+// last-wins something else, was under the key.
+const maxRebase = 4
+
+var errRebased = errors.New("what is under the key keeps changing")
+
+func (f *FS) publishOnce(ctx context.Context, ino meta.Ino, order func(context.Context) error) error {
 	w, ok, err := f.look(ino)
 	if err != nil || !ok {
 		return err
@@ -539,50 +554,47 @@ func (f *FS) rebase(w *work, etag string) error {
 		return nil
 	})
 	if err == nil {
-		err = fmt.Errorf("published once more: what was under %q has changed", w.key)
+		err = errRebased
 	}
 	return err
 }
 
-// bury deletes an object that is no longer wanted: only the version that is meant.
+// errLater: something else has to be done before; that is no failure.
+var errLater = errors.New("waits")
+
+// bury deletes an object that is no longer wanted: only the version that is meant. That of a
+// directory goes last of all that is below it.
 func (f *FS) bury(ctx context.Context, key string, order func(context.Context) error) error {
 	t, err := f.db.Tomb(key)
 	if err != nil || t.Done != 0 {
 		return absent(err)
 	}
 	if t.Needed != 0 {
-		return fmt.Errorf("%q is still to be copied", key)
-	}
-	if t.ETag != noObject {
-		if err := order(ctx); err != nil {
-			return err
-		}
-		_, err := f.publisher.pub.Delete(ctx, key, publish.Version{ETag: t.ETag, Token: newest(t.Token)})
-		var c *publish.Conflict
-		if errors.As(err, &c) && ours(c.Have, t.Token) {
-			_, err = f.publisher.pub.Delete(ctx, key, publish.Version{ETag: c.Have.ETag})
-			c = nil
-		}
-		if err != nil && !errors.As(err, &c) {
-			return err
-		}
-		if c != nil {
-			f.log.Warn("an object was changed by somebody else before it was deleted here; it stays", "key", key, "etag", c.Have.ETag)
-		}
+		return fmt.Errorf("%w: %q is still to be copied", errLater, key)
 	}
 	if t.Prefix {
-		below := false
+		below := ""
 		if err := f.db.WalkTombs(key+"\x00", key[:len(key)-1]+"0", func(b meta.Tomb) bool {
-			below = b.Done == 0
-			return !below
+			if b.Done == 0 {
+				below = b.Key
+			}
+			return below == ""
 		}); err != nil {
 			return err
 		}
-		if below {
-			return fmt.Errorf("objects below %q are still to be deleted", key)
+		if below != "" {
+			return fmt.Errorf("%w: %q is still to be deleted", errLater, below)
 		}
 	}
-	return f.db.Do(func(tx *meta.Tx) error {
+	if t.ETag != noObject || t.Token != "" {
+		if err := order(ctx); err != nil {
+			return err
+		}
+		if err := f.deleteObject(ctx, &t); err != nil {
+			return err
+		}
+	}
+	err = f.db.Do(func(tx *meta.Tx) error {
 		now, err := tx.Tomb(key)
 		if err != nil || now.Seq != t.Seq {
 			return absent(err)
@@ -590,4 +602,34 @@ func (f *FS) bury(ctx context.Context, key string, order func(context.Context) e
 		now.Done = f.now()
 		return tx.SetTomb(&now)
 	})
+	if above := parentKey(key); err == nil && above != "" {
+		f.publisher.queue.Hasten(f.tombID(above)) // it may have waited for this
+	}
+	return err
+}
+
+// deleteObject deletes the object of a tomb, if it is still that version.
+func (f *FS) deleteObject(ctx context.Context, t *meta.Tomb) error {
+	v := publish.Version{ETag: t.ETag, Token: newest(t.Token)}
+	if v.Token == "" {
+		v.Token = former(t.Token)
+	}
+	if v.ETag == noObject {
+		v.ETag = ""
+	}
+	_, err := f.publisher.pub.Delete(ctx, t.Key, v)
+	var c *publish.Conflict
+	if !errors.As(err, &c) {
+		return err
+	}
+	if ours(c.Have, t.Token) {
+		_, err = f.publisher.pub.Delete(ctx, t.Key, publish.Version{ETag: c.Have.ETag})
+		if !errors.As(err, &c) {
+			return err
+		}
+	}
+	if t.ETag != "" {
+		f.log.Warn("an object was changed by somebody else before it was deleted here; it stays", "key", t.Key, "etag", c.Have.ETag)
+	}
+	return nil
 }
