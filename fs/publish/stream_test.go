@@ -213,7 +213,7 @@ func TestStreamResumes(t *testing.T) {
 // TestStreamFails: what goes wrong in the background is made good by Finish.
 func TestStreamFails(t *testing.T) {
 	for _, name := range []string{"CREATE MULTIPART", "PUT PART"} {
-		for _, f := range []fate{fail, deny, break_, gone} {
+		for _, f := range []fate{fail, deny, spoil, gone} {
 			t.Run(fmt.Sprint(name, f), func(t *testing.T) {
 				w := newWorld(t, Options{})
 				data := random(66, 5*part)

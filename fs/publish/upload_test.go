@@ -41,13 +41,13 @@ type world struct {
 type fate uint8
 
 const (
-	pass   fate = iota
-	lose        // carried out, and answered with a network error
-	fail        // not carried out: network error
-	deny        // not carried out: access denied
-	break_      // not carried out: corrupt
-	gone        // not carried out: not found
-	unmet       // not carried out: precondition failed
+	pass  fate = iota
+	lose       // carried out, and answered with a network error
+	fail       // not carried out: network error
+	deny       // not carried out: access denied
+	spoil      // not carried out: corrupt
+	gone       // not carried out: not found
+	unmet      // not carried out: precondition failed
 )
 
 // withCaps is a store that can do less.
@@ -112,7 +112,7 @@ func (w *world) request(ctx context.Context, op objstore.Op, call func(context.C
 			kind = objstore.Network
 		case deny:
 			kind = objstore.AccessDenied
-		case break_:
+		case spoil:
 			kind = objstore.Corrupt
 		case gone:
 			kind = objstore.NotFound
@@ -242,8 +242,8 @@ func (w *world) publish(j Job) Outcome {
 	return out
 }
 
-// content reads an object past the log.
-func content_(t testing.TB, s objstore.Store, key string) []byte {
+// readBack reads an object past the log.
+func readBack(t testing.TB, s objstore.Store, key string) []byte {
 	t.Helper()
 	r, err := s.Get(t.Context(), key, objstore.GetOptions{Length: -1})
 	if err != nil {
@@ -259,7 +259,7 @@ func content_(t testing.TB, s objstore.Store, key string) []byte {
 
 func (w *world) has(key string, data []byte) {
 	w.Helper()
-	if got := content_(w, w.mem, key); !bytes.Equal(got, data) {
+	if got := readBack(w, w.mem, key); !bytes.Equal(got, data) {
 		at := 0
 		for at < min(len(got), len(data)) && got[at] == data[at] {
 			at++

@@ -98,7 +98,7 @@ func TestChangesAlways(t *testing.T) {
 			if op.Name == "PUT PART" {
 				return pass, alter
 			}
-			return break_, alter // the PUT of what has changed
+			return spoil, alter // the PUT of what has changed
 		}
 		_, err := w.p.Publish(t.Context(), Job{Key: "k", File: f})
 		if !errors.Is(err, ErrChanged) {

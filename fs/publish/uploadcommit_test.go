@@ -177,11 +177,11 @@ func TestCorrupt(t *testing.T) {
 			}
 			w := newWorld(t, Options{})
 			data := random(10, size)
-			w.does(name, nth(1, break_))
+			w.does(name, nth(1, spoil))
 			out := w.publish(Job{Key: "k", File: file(t, data), IfNoneMatch: true})
 			w.has("k", data)
 			sums(t, out, data)
-			w.does(name, func(int) fate { return break_ })
+			w.does(name, func(int) fate { return spoil })
 			_, err := w.p.Publish(t.Context(), Job{Key: "l", File: file(t, data)})
 			if !objstore.Is(err, objstore.Corrupt) || !strings.Contains(err.Error(), `"l"`) {
 				t.Errorf("got %v", err)

@@ -180,7 +180,7 @@ func TestReuse(t *testing.T) {
 	old := random(40, 5*part)
 	for _, tc := range []struct {
 		name, want string
-		spoil      func(w *world, j *Job)
+		spoils     func(w *world, j *Job)
 	}{
 		{"plain", "CREATE MULTIPART, 4 COPY PART, 1 PUT PART, COMPLETE MULTIPART", func(*world, *Job) {}},
 		{"no copying", "CREATE MULTIPART, 5 PUT PART, COMPLETE MULTIPART", func(w *world, _ *Job) { w.p.caps.PartCopy = false }},
@@ -198,7 +198,7 @@ func TestReuse(t *testing.T) {
 			writeAt(t, f, data, 0)
 			j := Job{Key: "k2", File: f, Token: NewToken(), Reuse: &Reuse{Key: "k", ETag: first.Object.ETag, Size: int64(len(old)),
 				PartSize: first.PartSize, Sums: PartSums(first.Blocks, int64(len(old)), first.PartSize)}}
-			tc.spoil(w, &j)
+			tc.spoils(w, &j)
 			out := w.publish(j)
 			w.has("k2", data)
 			sums(t, out, data)

@@ -86,7 +86,7 @@ func (b *bucket) publish(j Job) Outcome {
 
 func (b *bucket) has(key string, data []byte) {
 	b.Helper()
-	if got := content_(b, b.store, key); !bytes.Equal(got, data) {
+	if got := readBack(b, b.store, key); !bytes.Equal(got, data) {
 		b.Fatalf("%q: %d bytes that are not the %d that were published", key, len(got), len(data))
 	}
 }
