@@ -12,8 +12,8 @@
 //		os.Exit(m.Run())
 //	}
 //
-// A program that maps files of such a disk may run in the test's own process. It finds another boot id in
-// /proc if Boot starts it.
+// What maps files of such a disk may run in the test's own process. A program that Boot starts finds another
+// boot id in /proc.
 package powercut
 
 import (
