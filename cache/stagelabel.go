@@ -30,6 +30,10 @@ type StageLabel struct {
 	// Identity: there is none, and holes are zeros.
 	Source  Identity
 	Removed bool // it has no name any more
+	// Synced: all that the file held when its size and mtime (nanoseconds since 1970) were these was
+	// forced to the disk. While it has them still, it is whole also after a power cut.
+	Synced              bool
+	SyncSize, SyncMTime int64
 }
 
 // The bits of the second byte.
@@ -37,6 +41,7 @@ const (
 	stageRemoved   = 1 << iota
 	stageSource    // there is a Source
 	stageSameStore // and it is of the same origin
+	stageSynced
 )
 
 // encode writes the label, with a checksum of its own at the end.
@@ -50,6 +55,9 @@ func (l *StageLabel) encode() ([]byte, error) {
 		if l.Source.Origin == l.Origin {
 			flags |= stageSameStore
 		}
+	}
+	if l.Synced {
+		flags |= stageSynced
 	}
 	b := make([]byte, 0, 160)
 	b = append(b, stageVersion, flags)
@@ -72,6 +80,9 @@ func (l *StageLabel) encode() ([]byte, error) {
 		text(l.Source.Key)
 		text(l.Source.ETag)
 		text(l.Source.VersionID)
+	}
+	if l.Synced {
+		b = binary.AppendVarint(binary.AppendVarint(b, l.SyncSize), l.SyncMTime)
 	}
 	b = binary.LittleEndian.AppendUint32(b, crc32.ChecksumIEEE(b))
 	if len(b) > maxLabel {
@@ -124,6 +135,18 @@ func decodeStageLabel(b []byte) (l StageLabel, err error) {
 			l.Source.Origin = text()
 		}
 		l.Source.Key, l.Source.ETag, l.Source.VersionID = text(), text(), text()
+	}
+	if flags&stageSynced != 0 {
+		signed := func() int64 {
+			v, n := binary.Varint(b)
+			if n <= 0 {
+				err = errLabel
+				return 0
+			}
+			b = b[n:]
+			return v
+		}
+		l.Synced, l.SyncSize, l.SyncMTime = true, signed(), signed()
 	}
 	if err == nil && (len(b) > 0 || l.Source.Size < 0) {
 		err = errLabel

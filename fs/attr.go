@@ -23,7 +23,7 @@ type Attr struct {
 
 // attr are the attributes of an inode.
 func (f *FS) attr(in *meta.Inode) Attr {
-	a := Attr{Ino: uint64(in.Ino), Kind: in.Kind, UID: f.opt.UID, GID: f.opt.GID, Nlink: 1 + in.Links, Blocks: -1,
+	a := Attr{Ino: uint64(in.Ino), Kind: in.Kind, Nlink: 1 + in.Links, Blocks: -1,
 		Rdev: in.Rdev, CTime: in.CTime, ATime: in.ATime}
 	if in.Ino == f.root.Ino {
 		a.Ino = uint64(RootNode)
@@ -31,25 +31,37 @@ func (f *FS) attr(in *meta.Inode) Attr {
 	switch in.Kind {
 	case meta.KindDir:
 		// A prefix has no time of its own; the mount's is shown.
-		a.Mode, a.Size, a.Nlink, a.MTime = f.opt.DirMode, 4096, 2, f.began
+		a.Size, a.Nlink, a.MTime = 4096, 2, f.began
 		if m, c, err := f.db.DirTimes(in.Ino); err == nil && m != 0 {
 			a.MTime, a.CTime = m, max(c, in.CTime)
 		}
 	case meta.KindFile:
-		a.Mode, a.Size, a.MTime = f.opt.FileMode, in.Object.Size, in.Object.MTime
+		a.Size, a.MTime = in.Object.Size, in.Object.MTime
 	case meta.KindSymlink:
-		a.Mode, a.Size = 0o777, int64(len(in.Target))
+		a.Size = int64(len(in.Target))
 	}
 	if in.MTime != 0 {
 		a.MTime = in.MTime
 	}
-	if in.Flags&meta.Owned != 0 {
-		a.Mode, a.UID, a.GID = in.Mode, in.UID, in.GID
-	}
+	a.Mode, a.UID, a.GID = f.owner(in)
 	if in.Flags&meta.Removed != 0 {
 		a.Nlink = 0
 	}
 	return a
+}
+
+// owner are the permission bits and the owner of an inode: its own, or those of the mount.
+func (f *FS) owner(in *meta.Inode) (mode, uid, gid uint32) {
+	if in.Flags&meta.Owned != 0 {
+		return in.Mode, in.UID, in.GID
+	}
+	switch mode = 0o777; in.Kind {
+	case meta.KindDir:
+		mode = f.opt.DirMode
+	case meta.KindFile:
+		mode = f.opt.FileMode
+	}
+	return mode, f.opt.UID, f.opt.GID
 }
 
 // attrNow are the attributes with what only the staging file of a file knows.

@@ -45,8 +45,8 @@ func (f *FS) newName(dir *meta.Inode, name string, isDir bool) error {
 func (f *FS) owned(dir *meta.Inode, in *meta.Inode, mode uint32, who Caller) {
 	in.Mode, in.UID, in.GID = mode&permBits, who.UID, who.GID
 	in.Flags |= meta.Owned | meta.Local
-	if d := f.attr(dir); d.Mode&setGID != 0 {
-		in.GID = d.GID
+	if mode, _, gid := f.owner(dir); mode&setGID != 0 {
+		in.GID = gid
 		if in.Kind == meta.KindDir {
 			in.Mode |= setGID
 		}
@@ -189,28 +189,6 @@ func (f *FS) insert(ctx context.Context, dir, want *meta.Inode, op uint32) (in m
 // published tells whether inodes of a kind have objects.
 func published(k meta.Kind) bool {
 	return k == meta.KindFile || k == meta.KindDir || k == meta.KindSymlink
-}
-
-// label is what stands on the staging file of an inode.
-func (f *FS) label(dir, in *meta.Inode) cache.StageLabel {
-	return cache.StageLabel{Origin: f.store.String(), Ino: uint64(in.Ino), Parent: uint64(dir.Ino), Name: in.Name, Dir: dir.Prefix,
-		Base: in.Object.ETag, Mode: in.Mode, UID: in.UID, GID: in.GID, Removed: in.Flags&meta.Removed != 0}
-}
-
-// relabel writes the label of an inode's staging file anew, after it got another name or owner. What
-// fails is made up for at the next start.
-func (f *FS) relabel(in *meta.Inode) {
-	if in.Stage == 0 {
-		return
-	}
-	dir, err := f.db.Inode(in.Parent)
-	if err == nil {
-		err = f.cache.RelabelStage(in.Stage, f.label(&dir, in))
-	}
-	if err != nil {
-		f.log.Error("the label of a staging file could not be written; until the next start a power cut would show the file as it was called before",
-			"path", f.path(in.Parent, in.Name), "file", in.Stage, "err", err)
-	}
 }
 
 func (f *FS) removeStage(id cache.ID) {

@@ -104,6 +104,8 @@ type FS struct {
 	engine *prefetch.Engine
 	root   meta.Inode
 	began  int64 // when the mount began, nanoseconds since 1970
+	// firstNew is the largest number that a staging file had when this process began.
+	firstNew uint64
 
 	ctx    context.Context // done at Close; background work runs under it
 	cancel context.CancelFunc
@@ -119,6 +121,7 @@ type FS struct {
 	staleHits *expiring // directories with stale names, see relist
 
 	publisher publisher
+	ledger    ledgerMemo
 
 	open       openTable
 	ownSession *session.Session // when the caller gave none

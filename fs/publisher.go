@@ -45,11 +45,13 @@ func (f *FS) startPublisher() error {
 	p.growing = make(map[meta.Ino]*growth)
 	p.pub = publish.New(f.store, publish.Options{PartSize: f.opt.PartSize, Parallel: f.opt.UploadParallel, Scratch: f.opt.Scratch, Log: f.log})
 	p.queue = publish.NewQueue(publish.QueueOptions{Parallel: f.opt.PublishParallel, OnFail: f.publishFailed})
+	f.firstNew = uint64(f.cache.LargestStage())
 	if err := f.recover(); err != nil {
 		return err
 	}
 	p.queue.Start()
-	f.wg.Add(3)
+	f.wg.Add(4)
+	go f.syncLoop()
 	go f.completer()
 	go f.watchGrowth()
 	go f.abortLoop()

@@ -1,59 +1,216 @@
 package fs
 
 import (
+	"bytes"
 	"errors"
+	"fmt"
+	"os"
+	"strings"
 
 	"github.com/leatfs/leatfs/cache"
 	"github.com/leatfs/leatfs/fs/meta"
 )
 
-// recover takes up what earlier processes left: everything that is dirty, every tomb, every upload
-// that is to be aborted; and removes staging files that nobody knows.
+// At the start everything is taken up that earlier processes left. While the machine runs the
+// index is the truth: what it says survives any killed process. After a power cut, or when the index was
+// lost, it may say less than it did, and the labels of the staging files are the truth: they are as
+// durable as the files (relabel.go).
+
+// varBoot is where the index says during which run of the machine it was used last.
+const varBoot = "fs.boot"
+
+// recover finds out what is dirty, and hands it to the queue and the completer.
 func (f *FS) recover() error {
-	var dirty []meta.Dirty
-	if err := f.db.WalkDirty(0, func(d meta.Dirty) bool {
-		dirty = append(dirty, d)
-		return true
-	}); err != nil {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return fmt.Errorf("which run of the machine this is: %w", err)
+	}
+	last, err := f.db.Var(varBoot)
+	if err != nil && !errors.Is(err, cache.ErrNoRecord) {
 		return err
 	}
-	known := make(map[cache.ID]bool)
-	for _, d := range dirty {
+	dirty, err := f.allDirty()
+	if err != nil {
+		return err
+	}
+	if !bytes.Equal(last, boot) {
+		if err := f.afterCut(dirty); err != nil {
+			return fmt.Errorf("files that were written and not published: %w", err)
+		}
+		if err := f.db.Apply(cache.Batch{Vars: map[string][]byte{varBoot: boot}}); err != nil {
+			return err
+		}
+	}
+	f.wg.Add(1)
+	go func() {
+		defer f.wg.Done()
+		if err := f.takeUp(); err != nil && f.ctx.Err() == nil {
+			f.log.Error("not all that was written and not published could be taken up; unmount and mount again", "err", err)
+		}
+	}()
+	return nil
+}
+
+// left is an inode with what is to be published of it.
+type left struct {
+	in meta.Inode
+	d  meta.Dirty
+}
+
+// allDirty reads all that is dirty below the root of this mount.
+func (f *FS) allDirty() (all []left, err error) {
+	var found []meta.Dirty
+	if err := f.db.WalkDirty(0, func(d meta.Dirty) bool {
+		found = append(found, d)
+		return true
+	}); err != nil {
+		return nil, err
+	}
+	for _, d := range found {
 		in, err := f.db.Inode(d.Ino)
-		if err != nil {
+		if errors.Is(err, meta.ErrNotFound) {
 			continue
 		}
-		if in.Stage != 0 {
-			known[in.Stage] = true
+		if err != nil {
+			return nil, err
 		}
-		switch {
-		case in.Flags&meta.Removed != 0:
-			f.wg.Add(1)
-			go func() {
-				defer f.wg.Done()
-				f.forget(f.ctx, d.Ino)
-			}()
-		case d.Held:
-		case d.Seq == 0 && f.open.writers(d.Ino) > 0:
-		case d.Seq == 0:
-			f.completeSoon(d.Ino)
-		default:
-			f.enqueue(d.Ino)
+		if f.below(&in) {
+			all = append(all, left{in, d})
 		}
 	}
+	return all, nil
+}
+
+// below tells whether an inode is below the root of this mount: others may share the index.
+func (f *FS) below(in *meta.Inode) bool {
+	for range 4096 {
+		if in.Ino == f.root.Ino {
+			return true
+		}
+		if in.Parent == in.Ino {
+			return false
+		}
+		up, err := f.db.Inode(in.Parent)
+		if err != nil {
+			return false
+		}
+		in = &up
+	}
+	return false
+}
+
+// takeUp goes on with all that is dirty and every tomb.
+func (f *FS) takeUp() error {
+	dirty, err := f.allDirty()
+	if err != nil {
+		return err
+	}
+	for i := range dirty {
+		if f.ctx.Err() != nil {
+			return nil
+		}
+		f.takeUpOne(&dirty[i])
+	}
 	if err := f.db.WalkTombs("", "", func(t meta.Tomb) bool {
-		f.enqueueTomb(t.Key)
-		return true
+		if t.Done == 0 && strings.HasPrefix(t.Key, f.root.Prefix) {
+			f.enqueueTomb(t.Key)
+		}
+		return f.ctx.Err() == nil
 	}); err != nil {
 		return err
 	}
-	return nil
+	return f.removeOrphans()
+}
+
+func (f *FS) takeUpOne(l *left) {
+	if l.in.Stage != 0 && l.in.Flags&meta.Removed == 0 {
+		f.mendLabel(&l.in)
+	}
+	writers := f.open.writers(l.in.Ino)
+	switch {
+	case l.in.Flags&meta.Removed != 0:
+		f.forget(f.ctx, l.in.Ino)
+	case l.d.Held || l.d.Seq == 0 && writers > 0:
+	case l.d.Seq == 0 && f.open.session.Epoch() == 1:
+		// Who wrote it lost the mount before he had closed it: nobody said that it is whole.
+		f.holdUnclosed(l.in.Ino)
+	case l.d.Seq == 0:
+		f.completeSoon(l.in.Ino)
+	default:
+		f.enqueue(l.in.Ino)
+	}
+}
+
+// holdUnclosed keeps a file that was not closed when its writer or the machine ended: it is there, and not published.
+func (f *FS) holdUnclosed(ino meta.Ino) {
+	var in meta.Inode
+	err := f.db.Do(func(tx *meta.Tx) error {
+		d, err := tx.Dirty(ino)
+		if err != nil || d.Held || d.Seq != 0 {
+			return absent(err)
+		}
+		if in, err = tx.Inode(ino); err != nil {
+			return err
+		}
+		d.Held = true
+		return tx.SetDirty(&d)
+	})
+	if err != nil {
+		f.log.Error("a file that was not closed cannot be noted as such", "inode", ino, "err", err)
+	} else if in.Ino != 0 {
+		f.log.Warn("a file was being written when the mount ended: it is kept on this node and not published; look at it, then \"leatfs retry\" publishes it and \"leatfs discard\" gives it up",
+			"path", f.path(in.Parent, in.Name))
+	}
+}
+
+// mendLabel writes the label of a staging file anew if the process before was killed before it had.
+func (f *FS) mendLabel(in *meta.Inode) {
+	l, err := f.cache.StageLabel(in.Stage)
+	if err == nil && l.Parent == uint64(in.Parent) && l.Name == in.Name && !l.Removed {
+		return
+	}
+	f.relabel(in)
+}
+
+// removeOrphans removes staging files that the index knows nothing of: their making, or their end, was
+// cut short. Those of other origins, and of which nothing can be read, stay.
+func (f *FS) removeOrphans() error {
+	known, err := f.allStages()
+	if err != nil {
+		return err
+	}
+	return f.cache.WalkStages(func(id cache.ID, l cache.StageLabel, lerr error) bool {
+		if lerr != nil {
+			f.log.Error("a staging file says not whose it is; it stays where it is, and may hold what somebody wrote", "file", id, "err", lerr)
+			return f.ctx.Err() == nil
+		}
+		if l.Origin != f.store.String() || !strings.HasPrefix(l.Dir, f.root.Prefix) || known[id] || uint64(id) > f.firstNew {
+			return f.ctx.Err() == nil
+		}
+		f.removeStage(id)
+		return f.ctx.Err() == nil
+	})
+}
+
+// allStages returns the staging files that the index knows.
+func (f *FS) allStages() (map[cache.ID]bool, error) {
+	known := make(map[cache.ID]bool)
+	var err error
+	werr := f.db.WalkDirty(0, func(d meta.Dirty) bool {
+		var in meta.Inode
+		if in, err = f.db.Inode(d.Ino); err == nil && in.Stage != 0 {
+			known[in.Stage] = true
+		}
+		err = absent(err)
+		return err == nil
+	})
+	return known, errors.Join(err, werr)
 }
 
 // lastHandle sees to what is to be done once nobody has an inode open any more.
 func (f *FS) lastHandle(ino meta.Ino) {
 	in, err := f.db.Inode(ino)
-	if err != nil || in.Flags&(meta.Removed|meta.Local) != meta.Removed|meta.Local {
+	if err != nil || in.Flags&(meta.Removed|meta.Local) != meta.Removed|meta.Local || f.ctx.Err() != nil {
 		return
 	}
 	f.wg.Add(1)
@@ -61,15 +218,4 @@ func (f *FS) lastHandle(ino meta.Ino) {
 		defer f.wg.Done()
 		f.forget(f.ctx, ino)
 	}()
-}
-
-// labelDir writes the label of a directory that was made or renamed here.
-func (f *FS) labelDir(in *meta.Inode) {
-	dir, err := f.db.Inode(in.Parent)
-	if err == nil {
-		err = f.cache.LabelDir(uint64(in.Ino), f.label(&dir, in))
-	}
-	if err != nil && !errors.Is(err, meta.ErrClosed) {
-		f.log.Error("the label of a directory could not be written; a power cut would show it as it was called before", "path", f.path(in.Parent, in.Name), "err", err)
-	}
 }

@@ -66,8 +66,8 @@ func (f *FS) setAttr(ctx context.Context, ino meta.Ino, set *SetAttr) (in meta.I
 			return err
 		}
 		tx.Result(&in)
-		if a := f.attr(&in); in.Flags&meta.Owned == 0 && (set.Mode != nil || set.UID != nil || set.GID != nil) {
-			in.Mode, in.UID, in.GID = a.Mode, a.UID, a.GID
+		if set.Mode != nil || set.UID != nil || set.GID != nil {
+			in.Mode, in.UID, in.GID = f.owner(&in)
 			in.Flags |= meta.Owned
 		}
 		if set.Mode != nil {

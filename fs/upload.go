@@ -123,6 +123,9 @@ func (f *FS) publishOnce(ctx context.Context, ino meta.Ino, order func(context.C
 			return err
 		}
 		a := f.attr(&w.in)
+		if w.in.Ino == f.root.Ino || !f.markers() {
+			return f.clean(ino, w.dirty.Seq, meta.Local)
+		}
 		out, err = f.publisher.pub.Marker(ctx, w.key, publish.Metadata(syscall.S_IFDIR|a.Mode, a.UID, a.GID, a.MTime, a.CTime, ""), job.Token)
 	case w.in.Kind == meta.KindSymlink:
 		a := f.attr(&w.in)
@@ -135,7 +138,7 @@ func (f *FS) publishOnce(ctx context.Context, ino meta.Ino, order func(context.C
 		job.Copy = &publish.Source{Key: w.in.Object.Key, ETag: w.in.Object.ETag, VersionID: w.in.Object.VersionID, Size: w.in.Object.Size}
 		out, err = f.publisher.pub.Publish(ctx, job)
 	default:
-		return f.clean(ino, w.dirty.Seq)
+		return f.clean(ino, w.dirty.Seq, 0)
 	}
 	if err != nil {
 		return f.refused(ctx, &w, err)
@@ -143,8 +146,12 @@ func (f *FS) publishOnce(ctx context.Context, ino meta.Ino, order func(context.C
 	return f.landed(&w, out, nil)
 }
 
-// clean notes that there is nothing to do.
-func (f *FS) clean(ino meta.Ino, seq uint64) error {
+// markers tells whether the origin can hold objects that stand for directories. A directory of files
+// cannot; directories made here are in the index then, until something is in them.
+func (f *FS) markers() bool { return !strings.HasPrefix(f.store.String(), "file:") }
+
+// clean notes that there is nothing to do. Of its flags the inode keeps Local where keep says so.
+func (f *FS) clean(ino meta.Ino, seq uint64, keep meta.Flags) error {
 	return f.db.Do(func(tx *meta.Tx) error {
 		d, err := tx.Dirty(ino)
 		if err != nil || d.Seq != seq {
@@ -155,7 +162,7 @@ func (f *FS) clean(ino meta.Ino, seq uint64) error {
 			return err
 		}
 		if in.Links == 0 {
-			in.Flags &^= meta.Local
+			in.Flags &^= meta.Local &^ keep
 		}
 		if err := tx.Update(&in); err != nil {
 			return err

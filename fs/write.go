@@ -133,7 +133,7 @@ func (f *FS) Fsync(ctx context.Context, node NodeID, fh uint64, dataOnly bool) e
 	if err != nil || in.Stage == 0 || in.Gen != node.Gen() {
 		return err
 	}
-	if err := f.cache.SyncStage(in.Stage, dataOnly); err != nil {
+	if err := f.syncStage(&in); err != nil {
 		return &PathError{Op: "fsync", Path: f.path(in.Parent, in.Name), Err: err}
 	}
 	if f.policy(node).FsyncRemote {
