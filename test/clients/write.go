@@ -26,6 +26,7 @@ type writer struct {
 // writers lists the clients, those that need least first.
 func writers() []writer {
 	return []writer{
+		{name: "churn", quick: true},
 		{name: "copy", quick: true}, // rsync, tar, cp
 		{name: "make", quick: true},
 		{name: "git", quick: true},

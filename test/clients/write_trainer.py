@@ -4,6 +4,8 @@ last one."""
 import os
 import sys
 
+os.environ["USE_TF"] = "0"  # TensorFlow is in the environment, of a version that transformers refuses
+
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
