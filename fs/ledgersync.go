@@ -1,0 +1,160 @@
+package fs
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/leatfs/leatfs/fs/meta"
+)
+
+// SyncResult is what came of Sync.
+type SyncResult struct {
+	// Left is what the origin had not of what was there when Sync was called: files that were open for
+	// writing, held ones, and, when the context ended before all was done, those that wait or fail.
+	Left Ledger `json:"left"`
+}
+
+const (
+	// syncTick is how often Sync tells how it goes on.
+	syncTick = 500 * time.Millisecond
+	// syncHasten is how often what failed, or waits for a better name, is tried though its time has not
+	// come: somebody waits for it.
+	syncHasten = 5 * time.Second
+	// syncClosing is how long Sync waits for the close of a file that is open for writing: the kernel
+	// tells of a close after the program has returned from it.
+	syncClosing = 300 * time.Millisecond
+	// syncEntries is how many entries SyncResult has at most.
+	syncEntries = 1000
+)
+
+// Sync returns when the origin has all that was closed when it was called, and nothing is left to be
+// deleted that was deleted then. What fails is tried again until ctx ends; then the result says what
+// is left, and the error is that of ctx. progress, which may be nil, is called now and then from
+// the caller's goroutine, with few entries.
+func (f *FS) Sync(ctx context.Context, progress func(Ledger)) (SyncResult, error) {
+	now := time.Now()
+	s := syncing{f: f, ctx: ctx, progress: progress, seq: f.db.NextSeq(), began: f.now(), open: now.Add(syncClosing), told: now}
+	err := s.run()
+	left, lerr := f.ledgerNow(syncEntries, func(e *LedgerEntry) bool {
+		if e.delete {
+			return e.order <= s.seq
+		}
+		return e.Since.UnixNano() <= s.began
+	})
+	return SyncResult{Left: left}, errors.Join(err, lerr)
+}
+
+// syncing is one Sync.
+type syncing struct {
+	f        *FS
+	ctx      context.Context
+	progress func(Ledger)
+	seq      uint64 // grows with what becomes complete that was there at began
+	began    int64
+	open     time.Time // until then files may still turn out to be closed
+	told     time.Time // when progress was called last
+	hastened time.Time
+}
+
+// run goes through the ledger until nothing is left that only takes time.
+func (s *syncing) run() error {
+	for {
+		pending, queued, err := s.look()
+		if err != nil {
+			return err
+		}
+		if queued {
+			if err := s.waitQueue(); err != nil {
+				return err
+			}
+		}
+		if !pending && !queued {
+			return nil
+		}
+		if err := s.pause(20 * time.Millisecond); err != nil {
+			return err
+		}
+	}
+}
+
+// look tells whether something of what was there at the beginning is about to become complete, and
+// whether something of it is complete.
+func (s *syncing) look() (pending, queued bool, err error) {
+	f := s.f
+	if f.db.DirtyCount()+f.db.TombCount() == 0 {
+		return false, false, nil
+	}
+	closing := time.Now().Before(s.open)
+	var walk error
+	err = f.db.WalkDirty(0, func(d meta.Dirty) bool {
+		if d.Since > s.began || d.Held {
+			return true
+		}
+		in, err := f.db.Inode(d.Ino)
+		if errors.Is(err, meta.ErrNotFound) || err == nil && in.Flags&meta.Removed != 0 {
+			return true
+		}
+		if walk = err; err != nil {
+			return false
+		}
+		switch {
+		case d.Seq == 0:
+			// A closed file is the completer's for a moment.
+			pending = pending || closing || !f.written(d.Ino)
+		default:
+			s.seq = max(s.seq, d.Seq)
+			queued = true
+		}
+		return true
+	})
+	if err = errors.Join(err, walk); err != nil || queued {
+		return pending, queued, err
+	}
+	err = f.db.WalkTombs("", "", func(t meta.Tomb) bool {
+		queued = t.Done == 0 && t.Seq <= s.seq
+		return !queued
+	})
+	return pending, queued, err
+}
+
+// waitQueue waits until the queue has carried out all up to seq.
+func (s *syncing) waitQueue() error {
+	q := s.f.publisher.queue
+	for {
+		if time.Since(s.hastened) > syncHasten {
+			q.HastenAll()
+			s.hastened = time.Now()
+		}
+		ctx, cancel := context.WithTimeout(s.ctx, syncTick)
+		err := q.WaitAll(ctx, s.seq)
+		cancel()
+		s.tell()
+		if err == nil || s.ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
+			return err
+		}
+	}
+}
+
+// tell reports, if it is time to.
+func (s *syncing) tell() {
+	if s.progress == nil || time.Since(s.told) < syncTick {
+		return
+	}
+	s.told = time.Now()
+	if l, err := s.f.Ledger(3); err == nil {
+		s.progress(l)
+	}
+}
+
+func (s *syncing) pause(d time.Duration) error {
+	s.tell()
+	select {
+	case <-s.ctx.Done():
+		return context.Cause(s.ctx)
+	case <-s.f.ctx.Done():
+		return context.Cause(s.f.ctx)
+	case <-time.After(d):
+		return nil
+	}
+}
