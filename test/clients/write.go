@@ -48,7 +48,7 @@ func writers() []writer {
 		{name: "orbax", layers: []string{"orbax"}},
 		{name: "lightning", layers: []string{"lightning"}},
 		{name: "trainer", layers: []string{"trainer"}},
-		{name: "deepspeed", layers: []string{"deepspeed"}},
+		{name: "deepspeed"},
 		{name: "mlflow", layers: []string{"mlflow"}},
 		{name: "wandb", layers: []string{"wandb"}},
 	}

@@ -1,59 +1,68 @@
-"""DeepSpeed with ZeRO 1 on one rank of the CPU: save_checkpoint twice, the file `latest` written
-over, a script copied and made executable, and load_checkpoint."""
+"""A checkpoint of DeepSpeed's engine, by its own calls and without DeepSpeed: torch.save for each
+rank, the file `latest` written over in place, a script copied and made executable (a chmod that
+fails would end the save)."""
 
 import os
+import shutil
+import stat
 
 import torch
 
-from saving import SEED, digest, free_port, main, same
+from saving import SEED, digest, main, names, same
+
+RANKS = 2
 
 
-def engine():
-    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()),
-                      DS_ACCELERATOR="cpu", DS_IGNORE_CUDA_DETECTION="1")
-    import deepspeed
-
-    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
-    torch.manual_seed(SEED)
-    net = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.ReLU(), torch.nn.Linear(512, 1))
-    config = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 1}, "zero_allow_untested_optimizer": True,
-              "bf16": {"enabled": True}}
-    e, _, _, _ = deepspeed.initialize(model=net, optimizer=torch.optim.AdamW(net.parameters()), config=config)
-    return e
+def state(step, rank):
+    g = torch.Generator().manual_seed(SEED + 10 * step + rank)
+    return {f"{kind}.{i}": torch.randn(300, 500 + i, generator=g) for kind in ("fp32", "exp_avg") for i in range(3)}
 
 
-def step(e, n):
-    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(SEED + n)).to(torch.bfloat16)
-    e.backward(e(x).float().square().mean())
-    e.step()
+def sums(step, rank, s):
+    return {f"{step} {rank} {k}": digest(t.numpy()) for k, t in s.items()}
 
 
-def sums(e):
-    out = {f"model {k}": digest(v.contiguous().view(torch.uint8).numpy()) for k, v in e.module.state_dict().items()}
-    for i, p in enumerate(e.optimizer.single_partition_of_fp32_groups):
-        out[f"fp32 {i}"] = digest(p.detach().contiguous().numpy())
-    return out
+def file_of(rank):
+    return f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
 
 
 def save(place):
-    e = engine()
-    for n in (1, 2):
-        step(e, n)
-        e.save_checkpoint(place.path("checkpoints"), client_state={"n": n})
-    return sums(e)
+    script = place.beside("zero_to_fp32.py")
+    with open(script, "w") as f:
+        f.write("#!/usr/bin/env python\nprint('consolidates')\n" * 200)
+    got = {}
+    for step in (1, 2, 3):
+        d = place.path(f"global_step{step}")
+        os.makedirs(d, exist_ok=True)
+        torch.save({"step": step, "module": state(step, 9)}, os.path.join(d, "mp_rank_00_model_states.pt"))
+        got.update(sums(step, 9, state(step, 9)))
+        for rank in range(RANKS):
+            torch.save(state(step, rank), os.path.join(d, file_of(rank)))
+            got.update(sums(step, rank, state(step, rank)))
+        copied = place.path("zero_to_fp32.py")
+        shutil.copyfile(script, copied)
+        os.chmod(copied, os.stat(copied).st_mode | stat.S_IEXEC)
+        with open(place.path("latest"), "w") as f:
+            f.write(f"global_step{step}")
+    return got
 
 
 def load(place):
-    with open(place.path("checkpoints", "latest")) as f:
-        same("latest", f.read(), "global_step2")
-    script = place.path("checkpoints", "zero_to_fp32.py")
+    names(place.root, "global_step1", "global_step2", "global_step3", "latest", "zero_to_fp32.py")
+    with open(place.path("latest")) as f:
+        same("latest", f.read(), "global_step3")
+    with open(place.path("zero_to_fp32.py"), "rb") as f, open(place.beside("zero_to_fp32.py"), "rb") as g:
+        same("the script", digest(f.read()), digest(g.read()))
     if place.metadata:
-        same("the script is executable", os.access(script, os.X_OK) and bool(os.stat(script).st_mode & 0o100), True)
-    e = engine()
-    step(e, 50)
-    _, state = e.load_checkpoint(place.path("checkpoints"))
-    same("the client's state", state["n"], 2)
-    return sums(e)
+        same("the script is executable", bool(os.stat(place.path("zero_to_fp32.py")).st_mode & stat.S_IEXEC), True)
+    got = {}
+    for step in (1, 2, 3):
+        d = place.path(f"global_step{step}")
+        names(d, "mp_rank_00_model_states.pt", *(file_of(r) for r in range(RANKS)))
+        got.update(sums(step, 9, torch.load(os.path.join(d, "mp_rank_00_model_states.pt"), weights_only=True)["module"]))
+        for rank in range(RANKS):
+            got.update(sums(step, rank, torch.load(os.path.join(d, file_of(rank)), mmap=True, weights_only=True)))
+    return got
 
 
 if __name__ == "__main__":

@@ -19,12 +19,11 @@ mkdir -p "$env/layers"
 exec 9>"$env/layers/lock"
 flock 9
 
-# install DIR FILE installs the pins of FILE into DIR. setuptools is in the environment, torch
-# too: what comes as source (DeepSpeed) builds with them. A registry may fail for a moment.
+# install DIR FILE installs the pins of FILE into DIR. A registry may fail for a moment.
 install() {
   local try
   for try in 1 2 3; do
-    if UV_HTTP_TIMEOUT=180 DS_BUILD_OPS=0 nice -n 19 "$env/bin/uv" pip install --quiet --no-deps --no-build-isolation \
+    if UV_HTTP_TIMEOUT=180 nice -n 19 "$env/bin/uv" pip install --quiet --no-deps \
       --python "$python" --target "$1" -r "$2" >&2; then
       return
     fi
