@@ -209,7 +209,11 @@ func (f *FS) publishStage(ctx context.Context, w *work, job *publish.Job) error 
 		out, err = f.publisher.pub.Publish(ctx, *job)
 	}
 	if err != nil {
-		return f.refused(ctx, w, err)
+		var c *publish.Conflict
+		if !errors.As(err, &c) || c.Equal == nil {
+			return f.refused(ctx, w, err)
+		}
+		out = *c.Equal // ours, from before a power cut
 	}
 	return f.landed(w, out, &a)
 }

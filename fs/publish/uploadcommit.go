@@ -84,9 +84,7 @@ func (d *digest) differs(o objstore.Object, size int64) error {
 	return corrupt(o.Key, size, d.sum, fmt.Errorf("the store has %d bytes with checksum %v %016x", o.Size, o.Checksum.Algorithm, o.Checksum.Value))
 }
 
-// equals tells whether an object has, for certain, the content that was to be put there: whoever put
-// it, there is nothing left to do, and no conflict. It may have been a process before a power cut,
-// whose token is lost.
+// equals tells whether an object has, for certain, the content that was to be put there.
 func (d *digest) equals(o objstore.Object, size int64) bool {
 	return o.Key != "" && o.Size == size && d.summed && o.Checksum.Algorithm == objstore.CRC64NVME && o.Checksum.Value == d.sum
 }
@@ -143,7 +141,7 @@ func (s *session) check(ctx context.Context, size int64, d *digest) (o objstore.
 	switch {
 	case err != nil:
 		return objstore.Object{}, false, err
-	case s.mine(o) && s.same(o, size, d), d.equals(o, size):
+	case s.mine(o) && s.same(o, size, d):
 		return o, true, nil
 	case s.mine(o) || s.holds(o):
 		return objstore.Object{}, false, nil
@@ -169,9 +167,6 @@ func (s *session) settle(ctx context.Context, err error, size int64, d *digest) 
 	o, herr := s.there(ctx)
 	if herr != nil {
 		return false, objstore.Object{}, errors.Join(err, herr)
-	}
-	if d.equals(o, size) {
-		return false, o, nil
 	}
 	if s.mine(o) {
 		if s.same(o, size, d) {

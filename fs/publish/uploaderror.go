@@ -18,6 +18,9 @@ type Conflict struct {
 	Key string
 	// Have is what is there; its Key is "" when nothing is.
 	Have objstore.Object
+	// Equal, if not nil, is the outcome if the caller is content with what is there: it has the bytes
+	// that were to be published. It may be his own, put there by a process whose token was lost.
+	Equal *Outcome
 }
 
 func (e *Conflict) Error() string {

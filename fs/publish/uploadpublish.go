@@ -157,8 +157,12 @@ func (s *session) rounds(ctx context.Context) (Outcome, error) {
 				s.distrust = true
 			}
 		default:
-			if _, ok := err.(*Conflict); ok {
+			if other, ok := err.(*Conflict); ok {
 				s.drop(ctx)
+				if d != nil && d.equals(other.Have, c.size) {
+					out := s.outcome(c, d, other.Have)
+					other.Equal = &out
+				}
 			}
 			return Outcome{}, err
 		}
