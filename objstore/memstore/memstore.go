@@ -74,6 +74,17 @@ func (s *Store) SetKeys(keys []string) {
 	sort.Strings(s.keys)
 }
 
+// Uploads returns the keys of the multipart uploads that are not over, sorted.
+func (s *Store) Uploads() (keys []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, u := range s.uploads {
+		keys = append(keys, u.key)
+	}
+	sort.Strings(keys)
+	return keys
+}
+
 // String names the store.
 func (s *Store) String() string { return "mem://" }
 
