@@ -47,6 +47,9 @@ type Options struct {
 	LastWins bool
 	// Policies are looked through in order for each path; the first whose pattern matches holds.
 	Policies []Policy
+	// OverlayMin is the size in bytes from which on an object that is not here is changed without
+	// being fetched, see overlay.go.
+	OverlayMin int64
 	// PartSize of multipart uploads, in bytes; UploadParallel parts are under way at once, and
 	// PublishParallel files. 0: the defaults of package publish.
 	PartSize                        int64
@@ -72,6 +75,8 @@ func Defaults() Options {
 		// waiting for the whole costs at most as much again as waiting for the first byte.
 		SmallObject:  2 << 20,
 		ListParallel: 16,
+		// Smaller ones are here in less than a second, and then written by the kernel itself.
+		OverlayMin: 32 << 20,
 	}
 }
 

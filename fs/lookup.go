@@ -345,7 +345,7 @@ func (f *FS) put(dir, want *meta.Inode, obj *objstore.Object, began int64) (meta
 		have, err := f.db.Lookup(dir.Ino, want.Name)
 		switch {
 		case errors.Is(err, meta.ErrNotFound):
-			in, err := f.db.Insert(dir.Ino, *want)
+			in, err := f.insertSeen(dir, want, began)
 			if errors.Is(err, meta.ErrExist) {
 				continue
 			}
@@ -370,6 +370,26 @@ func (f *FS) put(dir, want *meta.Inode, obj *objstore.Object, began int64) (meta
 		}
 	}
 	return meta.Inode{}, fmt.Errorf("index: %s keeps changing", f.path(dir.Ino, want.Name))
+}
+
+// insertSeen adds what the origin was found to have since began, unless it was removed here meanwhile.
+func (f *FS) insertSeen(dir, want *meta.Inode, began int64) (in meta.Inode, err error) {
+	key := dir.Prefix + want.Name
+	if want.Kind == meta.KindDir {
+		key = want.Prefix
+	}
+	err = f.db.Do(func(tx *meta.Tx) error {
+		t, err := tx.Tomb(key)
+		if err == nil && (graves{key: t}).hides(key, want.Object.ETag, began) {
+			return ErrNotExist
+		}
+		if err != nil && !errors.Is(err, meta.ErrNotFound) {
+			return err
+		}
+		in, err = tx.Insert(dir.Ino, *want)
+		return err
+	})
+	return in, err
 }
 
 // gone removes a name that the origin does not have, unless it was confirmed or made since

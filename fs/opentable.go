@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"github.com/leatfs/leatfs/cache"
 	"github.com/leatfs/leatfs/fs/meta"
@@ -38,6 +39,10 @@ type openNode struct {
 	// use is held, shared, by who reads of obj; exclusively by who makes its file a staging file.
 	use   sync.RWMutex
 	moved bool // another openNode is in the table for this one; guarded by use
+
+	over   bool         // stage is an overlay of obj, see overlay.go
+	whole  atomic.Bool  // it is none any more
+	overMu sync.RWMutex // exclusively by who writes to an overlay
 
 	io      sync.Mutex // guards rw and that ioUsers grows from 0
 	rw      *os.File   // the staging file, for requests that come to the daemon

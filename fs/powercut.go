@@ -143,9 +143,14 @@ func (f *FS) placeStage(tx *meta.Tx, s *found, known *left, dir *meta.Inode) (in
 			return tx.Move(now.Parent, now.Name, dir.Ino, s.label.Name)
 		}
 	}
+	over := s.label.Source != cache.Identity{}
 	if there && have.Kind == meta.KindFile && have.Stage == 0 {
 		have.Stage = s.id
 		have.Flags |= meta.Local
+		if over {
+			have.Flags |= meta.Overlay
+			have.Object = sourceOf(&s.label, dir)
+		}
 		return have, tx.Update(&have)
 	}
 	if there && have.Stage == s.id {
@@ -159,7 +164,20 @@ func (f *FS) placeStage(tx *meta.Tx, s *found, known *left, dir *meta.Inode) (in
 	want := meta.Inode{Kind: meta.KindFile, Name: s.label.Name, Stage: s.id, Flags: meta.Local | meta.Owned,
 		Mode: s.label.Mode & permBits, UID: s.label.UID, GID: s.label.GID, CTime: f.now()}
 	want.Object.ETag = s.label.Base // what it is to replace
+	if over {
+		want.Flags |= meta.Overlay
+		want.Object = sourceOf(&s.label, dir)
+	}
 	return tx.Insert(dir.Ino, want)
+}
+
+// sourceOf is the object that an overlay lies over.
+func sourceOf(l *cache.StageLabel, dir *meta.Inode) meta.Object {
+	o := meta.Object{Key: l.Source.Key, ETag: l.Source.ETag, VersionID: l.Source.VersionID, Size: l.Source.Size}
+	if o.Key == dir.Prefix+l.Name {
+		o.Key = ""
+	}
+	return o
 }
 
 // aside gives what has a name that a staging file is to have another: what was replaced just before

@@ -29,7 +29,7 @@ func (f *FS) Read(ctx context.Context, node NodeID, fh uint64, off, n int64, pid
 		}
 	}
 	if o.stage != 0 {
-		return f.readStaged(o, off, n)
+		return f.readStaged(ctx, o, off, n)
 	}
 	o.use.RLock()
 	defer o.use.RUnlock()
@@ -37,7 +37,7 @@ func (f *FS) Read(ctx context.Context, node NodeID, fh uint64, off, n int64, pid
 		if o = f.open.get(node); o == nil {
 			return nil, ErrBadHandle
 		}
-		return f.readStaged(o, off, n)
+		return f.readStaged(ctx, o, off, n)
 	}
 	if o.obj == nil || off >= o.inode.Object.Size || n <= 0 {
 		return &cache.Data{}, nil

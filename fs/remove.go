@@ -318,7 +318,7 @@ func (f *FS) moveObject(tx *meta.Tx, in, was *meta.Inode, from, to string, fx *e
 		return err
 	}
 	t.ETag, t.VersionID, t.Needed = in.Object.ETag, in.Object.VersionID, 0
-	if in.Stage != 0 || in.Kind == meta.KindSymlink {
+	if in.Stage != 0 && in.Flags&meta.Overlay == 0 || in.Kind == meta.KindSymlink {
 		// What it was at the origin is of no use any more.
 		in.Object = meta.Object{}
 	} else {

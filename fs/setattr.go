@@ -170,8 +170,15 @@ func (f *FS) resizeNow(ctx context.Context, node NodeID, size int64) error {
 			return err
 		}
 	}
-	o := &openNode{node: node, stage: in.Stage}
-	if err := f.truncate(o, size); err != nil {
+	o := f.open.peek(node)
+	if o == nil || o.stage != in.Stage {
+		o = &openNode{node: node, inode: in, stage: in.Stage}
+		if err := f.attachBase(ctx, o); err != nil {
+			return err
+		}
+		defer f.open.letGo(o)
+	}
+	if err := f.truncate(ctx, o, size); err != nil {
 		return &PathError{Op: "truncate", Path: f.path(in.Parent, in.Name), Err: err}
 	}
 	if f.open.writers(in.Ino) == 0 {

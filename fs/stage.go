@@ -56,6 +56,9 @@ func (f *FS) stage(ctx context.Context, node NodeID, in *meta.Inode, empty bool)
 		}()
 	}
 	if !o.obj.Passthroughable() {
+		if in.Object.Size >= f.opt.OverlayMin && in.Flags&meta.Archived == 0 {
+			return f.stageOverlay(in, o)
+		}
 		if err := o.obj.Fetch(ctx); err != nil {
 			return *in, f.fetchFailed(ctx, o, err)
 		}
@@ -74,7 +77,7 @@ func (f *FS) stageNew(in *meta.Inode, o *openNode) (meta.Inode, error) {
 		return *in, &PathError{Op: "open", Path: f.path(in.Parent, in.Name), Err: err}
 	}
 	closeFile(file)
-	now, err := f.staged(in, id, false)
+	now, err := f.staged(in, id, 0, false)
 	if err != nil {
 		f.removeStage(id)
 		return *in, err
@@ -104,10 +107,13 @@ func (f *FS) stageTaken(in *meta.Inode, o *openNode, open bool) (meta.Inode, err
 	if copied {
 		id, err = f.copyStage(o.obj, f.label(&dir, in))
 	}
+	if err == nil {
+		err = f.keepTimes(in, id)
+	}
 	if err != nil {
 		return *in, &PathError{Op: "open", Path: f.path(in.Parent, in.Name), Err: err}
 	}
-	now, err := f.staged(in, id, copied && open)
+	now, err := f.staged(in, id, 0, copied && open)
 	if err != nil {
 		// What was taken is found at the next start, equal to the object.
 		return *in, err
@@ -126,6 +132,17 @@ func (f *FS) stageTaken(in *meta.Inode, o *openNode, open bool) (meta.Inode, err
 		o.obj = nil
 	}
 	return now, nil
+}
+
+// keepTimes gives a staging file the times of its inode: from now on the file's are shown.
+func (f *FS) keepTimes(in *meta.Inode, id cache.ID) error {
+	a := f.attr(in)
+	if a.ATime == 0 {
+		a.ATime = a.MTime
+	}
+	staged := *in
+	staged.Stage = id
+	return f.setStageTimes(&staged, &SetAttr{MTime: &a.MTime, ATime: &a.ATime})
 }
 
 // copyStage makes a staging file with the content of an object whose file others need as it is.
@@ -148,9 +165,9 @@ func (f *FS) copyStage(obj *cache.Object, l cache.StageLabel) (id cache.ID, err 
 	return id, nil
 }
 
-// staged notes in the index that an inode's content is in a staging file. another says that it is
-// another file than the one that its node has open.
-func (f *FS) staged(in *meta.Inode, id cache.ID, another bool) (now meta.Inode, err error) {
+// staged notes in the index that an inode's content is in a staging file, with flags. another says
+// that it is another file than the one that its node has open.
+func (f *FS) staged(in *meta.Inode, id cache.ID, flags meta.Flags, another bool) (now meta.Inode, err error) {
 	err = f.db.Do(func(tx *meta.Tx) error {
 		var err error
 		if now, err = tx.Inode(in.Ino); err != nil {
@@ -160,7 +177,7 @@ func (f *FS) staged(in *meta.Inode, id cache.ID, another bool) (now meta.Inode, 
 			return ErrStale
 		}
 		now.Stage = id
-		now.Flags |= meta.Local
+		now.Flags = now.Flags&^meta.Overlay | meta.Local | flags
 		if another {
 			now.Gen = (now.Gen + 1) & genMask
 		}
@@ -192,7 +209,10 @@ func (f *FS) openStaged(ctx context.Context, node NodeID, in *meta.Inode, flags 
 	fresh := o == nil
 	if fresh {
 		o = &openNode{node: node, inode: *in, stage: in.Stage}
-		if f.open.backing != nil {
+		if err := f.attachBase(ctx, o); err != nil {
+			return Opened{}, err
+		}
+		if f.open.backing != nil && !o.over {
 			if err := f.registerStage(o); err != nil {
 				f.log.Warn("no passthrough for this file; the daemon serves it", "path", f.path(in.Parent, in.Name), "err", err)
 			}
@@ -206,7 +226,7 @@ func (f *FS) openStaged(ctx context.Context, node NodeID, in *meta.Inode, flags 
 		}
 	}
 	if flags&os.O_TRUNC != 0 {
-		if err := f.truncate(o, 0); err != nil {
+		if err := f.truncate(ctx, o, 0); err != nil {
 			return Opened{}, err
 		}
 	}
@@ -273,8 +293,36 @@ func (f *FS) registerStage(o *openNode) error {
 	return nil
 }
 
+// attachBase gives an open overlay the object that is in its holes.
+func (f *FS) attachBase(ctx context.Context, o *openNode) error {
+	if o.inode.Flags&meta.Overlay == 0 {
+		return nil
+	}
+	ident, err := f.identity(&o.inode)
+	if err != nil {
+		return err
+	}
+	o.over, o.noPass = true, true
+	o.obj, err = f.cache.Object(ctx, ident, f.store)
+	return err
+}
+
 // truncate sets the size of a staging file.
-func (f *FS) truncate(o *openNode, size int64) error {
+func (f *FS) truncate(ctx context.Context, o *openNode, size int64) error {
+	if o.overlaid() && size < o.inode.Object.Size {
+		// What is cut off must not come back out of the object when the file grows again.
+		var err error
+		if size == 0 {
+			o.overMu.Lock()
+			err = f.noOverlay(o)
+			o.overMu.Unlock()
+		} else {
+			err = f.materialise(ctx, o)
+		}
+		if err != nil {
+			return err
+		}
+	}
 	file, err := f.cache.OpenStage(o.stage, os.O_WRONLY)
 	if err != nil {
 		return err

@@ -108,6 +108,9 @@ func (f *FS) revived(ctx context.Context, o *openNode) (*openNode, error) {
 		return nil, err
 	}
 	n := &openNode{node: o.node, inode: in, backing: o.backing, ref: o.ref, file: o.file, pass: o.pass, stage: in.Stage}
+	if err := f.attachBase(ctx, n); err != nil {
+		return nil, err
+	}
 	if in.Stage == 0 && in.Object.Size > 0 {
 		ident, err := f.identity(&in)
 		if err != nil {

@@ -24,7 +24,8 @@ func (f *FS) tombs(key string) (graves, error) {
 // than the one meant is somebody else's, and shown.
 func (g graves) hides(key, etag string, began int64) bool {
 	t, ok := g[key]
-	return ok && (t.Done == 0 || t.Done >= began) && (t.ETag == "" || t.ETag == etag)
+	// With a token, the ETag of what may still land there is not known.
+	return ok && (t.Done == 0 || t.Done >= began) && (t.ETag == "" || t.Token != "" || t.ETag == etag)
 }
 
 // hidesDir tells the same of a key that ends in "/": whether all below it is to go.

@@ -203,6 +203,9 @@ func (f *FS) publishStage(ctx context.Context, w *work, job *publish.Job) error 
 		return err
 	}
 	job.File, job.Size = file, a.Size
+	if w.in.Flags&meta.Overlay != 0 {
+		job.Overlay = f.overlay(w, file)
+	}
 	job.Metadata = publish.Metadata(syscall.S_IFREG|a.Mode, a.UID, a.GID, a.MTime, a.CTime, "")
 	out, done, err := f.finishGrowth(ctx, w.in.Ino, job)
 	if !done {
@@ -238,6 +241,13 @@ func (f *FS) landed(w *work, out publish.Outcome, a *Attr) error {
 		defer end(nil)
 		if ok, err := f.unchanged(w, &out); err != nil {
 			return err
+		} else if ok && w.in.Flags&meta.Overlay != 0 {
+			adopted = true // what it does not hold is not here: the file goes
+			commit = func(ok bool) {
+				if ok {
+					f.removeStage(w.in.Stage)
+				}
+			}
 		} else if ok {
 			ident := cache.Identity{Origin: f.store.String(), Key: w.key, ETag: version.ETag, VersionID: version.VersionID, Size: version.Size, Inode: uint64(w.in.Ino)}
 			if batch, commit, err = f.cache.AdoptStage(w.in.Stage, ident, out.Sum, out.Blocks, out.Checksum); err != nil {
@@ -272,7 +282,7 @@ func (f *FS) landed(w *work, out publish.Outcome, a *Attr) error {
 		if err := absent(tx.ClearTomb(w.key)); err != nil {
 			return err
 		}
-		if w.in.Stage == 0 && objectKey(&w.in, w.key) != w.key {
+		if w.in.Object.ETag != "" && objectKey(&w.in, w.key) != w.key {
 			if err := f.unneed(tx, w.in.Object.Key, &fx); err != nil {
 				return err
 			}
@@ -299,6 +309,7 @@ func (f *FS) landed(w *work, out publish.Outcome, a *Attr) error {
 		}
 		if adopted {
 			now.Stage = 0
+			now.Flags &^= meta.Overlay
 			now.MTime, now.ATime, now.CTime = a.MTime, a.ATime, a.CTime
 			if err := tx.Apply(batch); err != nil {
 				return err
@@ -406,7 +417,7 @@ func (f *FS) adopted(node NodeID, in *meta.Inode, commit func(bool)) {
 		n.obj, err = f.cache.Object(f.ctx, ident, f.store)
 	}
 	commit(true)
-	if err == nil && o.pass {
+	if err == nil && o.pass && o.stage != 0 {
 		var file *os.File
 		if file, err = n.obj.Lend(); err == nil {
 			closeFile(file)
@@ -454,7 +465,7 @@ func (f *FS) sourceGone(w *work, s *publish.SourceChanged) error {
 		id, err := f.copyStageIf(obj, w)
 		obj.Release()
 		if err == nil {
-			_, err = f.staged(&w.in, id, true)
+			_, err = f.staged(&w.in, id, 0, true)
 			if err == nil {
 				f.changed(w.in.Parent, w.in.Name)
 				f.completeSoon(w.in.Ino)

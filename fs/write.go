@@ -38,7 +38,11 @@ func (f *FS) Write(ctx context.Context, node NodeID, fh uint64, off int64, data 
 		return err
 	}
 	if err = f.cache.StageSpace(o.stage, int64(len(data))); err == nil {
-		_, err = file.WriteAt(data, off)
+		if o.overlaid() {
+			err = f.writeOverlay(ctx, o, file, data, off)
+		} else {
+			_, err = file.WriteAt(data, off)
+		}
 	}
 	done()
 	f.stats.writes.Add(1)
@@ -74,14 +78,21 @@ func withoutSUIDGID(mode uint32) uint32 {
 }
 
 // readStaged reads of a staging file.
-func (f *FS) readStaged(o *openNode, off, n int64) (*cache.Data, error) {
+func (f *FS) readStaged(ctx context.Context, o *openNode, off, n int64) (*cache.Data, error) {
 	file, done, err := f.stageFile(o)
 	if err != nil {
 		return nil, err
 	}
 	defer done()
 	b := make([]byte, n)
-	got, err := readAt(file, b, off)
+	var got int
+	if o.overlaid() {
+		o.overMu.RLock()
+		got, err = f.readOverlay(ctx, o, file, b, off)
+		o.overMu.RUnlock()
+	} else {
+		got, err = readAt(file, b, off)
+	}
 	if err != nil {
 		return nil, &PathError{Op: "read", Path: f.PathOf(o.node), Err: err}
 	}
@@ -161,6 +172,11 @@ func (f *FS) Fallocate(ctx context.Context, node NodeID, fh uint64, off, n int64
 		return err
 	}
 	defer done()
+	if o.overlaid() && mode&^unix.FALLOC_FL_KEEP_SIZE != 0 {
+		if err := f.materialise(ctx, o); err != nil {
+			return &PathError{Op: "fallocate", Path: f.PathOf(node), Err: err}
+		}
+	}
 	for {
 		err = unix.Fallocate(int(file.Fd()), mode, off, n)
 		if !errors.Is(err, unix.EINTR) {
@@ -189,7 +205,7 @@ func (f *FS) Seek(ctx context.Context, node NodeID, fh uint64, off int64, whence
 	if err != nil {
 		return 0, err
 	}
-	if in.Stage == 0 || in.Gen != node.Gen() {
+	if in.Stage == 0 || in.Gen != node.Gen() || in.Flags&meta.Overlay != 0 {
 		if whence == unix.SEEK_HOLE {
 			return a.Size, nil
 		}
@@ -220,7 +236,7 @@ func (f *FS) CopyRange(ctx context.Context, from NodeID, fromFH uint64, fromOff 
 	if err != nil {
 		return 0, err
 	}
-	if src == nil || src.stage == 0 {
+	if src == nil || src.stage == 0 || src.overlaid() || dst.overlaid() {
 		return 0, ErrUnsupported // the caller reads and writes
 	}
 	w, done, err := f.stageFile(dst)

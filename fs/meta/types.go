@@ -78,6 +78,8 @@ const (
 	Owned
 	// Ours: the object was published through this index.
 	Ours
+	// Overlay: the holes of the staging file are as in Object, and zeros beyond its end.
+	Overlay
 )
 
 // Object is the version of an object that a file inode stands for.
