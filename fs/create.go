@@ -313,6 +313,7 @@ func (f *FS) Link(ctx context.Context, node, parent NodeID, name string) (Entry,
 			return in, err
 		}
 		now := f.now()
+		var fx effects
 		err = f.change(ctx, opLink, func(tx *meta.Tx) error {
 			var err error
 			if in, err = tx.Inode(f.ino(node)); err != nil {
@@ -332,8 +333,16 @@ func (f *FS) Link(ctx context.Context, node, parent NodeID, name string) (Entry,
 				}
 				return err
 			}
+			if in, err = tx.Inode(in.Ino); err != nil {
+				return err
+			}
+			fx.reset()
 			in.CTime = now
-			in.Flags |= meta.Local
+			if published(in.Kind) {
+				if err := f.touchNames(tx, &in, &fx); err != nil {
+					return err
+				}
+			}
 			if err := tx.Update(&in); err != nil {
 				return err
 			}
@@ -342,6 +351,7 @@ func (f *FS) Link(ctx context.Context, node, parent NodeID, name string) (Entry,
 		})
 		if err == nil {
 			f.negatives.forget(negKey(dir.Ino, name))
+			f.after(&fx)
 		}
 		return in, err
 	})

@@ -163,9 +163,18 @@ func (f *FS) removeIn(tx *meta.Tx, d, in *meta.Inode, name string, fx *effects) 
 			if err != nil {
 				return err
 			}
-			if err := f.moveObject(tx, &left, &was, d.Prefix+name, p.Prefix+left.Name, fx); err != nil {
+			done, err := f.promote(tx, &left, &was, d.Prefix+name, p.Prefix+left.Name, fx)
+			if err == nil && !done {
+				err = f.moveObject(tx, &left, &was, d.Prefix+name, p.Prefix+left.Name, fx)
+			}
+			if err != nil {
 				return err
 			}
+		} else if err := f.forsakeName(tx, in.Ino, d.Prefix+name, fx); err != nil {
+			return err
+		}
+		if err := f.touchNames(tx, &left, fx); err != nil {
+			return err
 		}
 	} else {
 		if err := f.forsake(tx, &was, d.Prefix+name, fx); err != nil {

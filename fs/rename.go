@@ -133,7 +133,14 @@ func (f *FS) renameIn(tx *meta.Tx, fromDir meta.Ino, name string, toDir meta.Ino
 		return err
 	}
 	in.CTime = now
-	if primary {
+	if !primary {
+		if err := f.forsakeName(tx, in.Ino, from.Prefix+name, fx); err != nil {
+			return err
+		}
+		if err := f.touchNames(tx, &in, fx); err != nil {
+			return err
+		}
+	} else {
 		if err := f.moveAll(tx, &in, &was, from.Prefix+name, to.Prefix+toName, fx); err != nil {
 			return err
 		}
@@ -187,7 +194,17 @@ func (f *FS) moveAll(tx *meta.Tx, in, was *meta.Inode, from, to string, fx *effe
 	err := tx.Readdir(in.Ino, func(child meta.Inode) error {
 		if child.Links > 0 {
 			if first, err := tx.Inode(child.Ino); err != nil || first.Parent != in.Ino || first.Name != child.Name {
-				return err // a further name of a file whose object is elsewhere
+				if err != nil {
+					return err
+				}
+				// A further name of a file whose object is elsewhere.
+				if err := f.forsakeName(tx, child.Ino, from+child.Name, fx); err != nil {
+					return err
+				}
+				if err := f.touchNames(tx, &first, fx); err != nil {
+					return err
+				}
+				return tx.Update(&first)
 			}
 		}
 		before := child

@@ -138,6 +138,9 @@ func (f *FS) publishOnce(ctx context.Context, ino meta.Ino, order func(context.C
 		job.Copy = &publish.Source{Key: w.in.Object.Key, ETag: w.in.Object.ETag, VersionID: w.in.Object.VersionID, Size: w.in.Object.Size}
 		out, err = f.publisher.pub.Publish(ctx, job)
 	default:
+		if err := f.publishNames(ctx, &w, order); err != nil {
+			return err
+		}
 		return f.clean(ino, w.dirty.Seq, 0)
 	}
 	if err != nil {
@@ -163,6 +166,13 @@ func (f *FS) clean(ino meta.Ino, seq uint64, keep meta.Flags) error {
 		}
 		if in.Links == 0 {
 			in.Flags &^= meta.Local &^ keep
+			dir, err := tx.Inode(in.Parent)
+			if err != nil {
+				return err
+			}
+			if in.Object.Key == naturalKey(&dir, &in) {
+				in.Object.Key = ""
+			}
 		}
 		if err := tx.Update(&in); err != nil {
 			return err
@@ -258,10 +268,10 @@ func (f *FS) landed(w *work, out publish.Outcome, a *Attr) error {
 	}
 	var fx effects
 	var now meta.Inode
-	left := false
+	left, more := false, false
 	err := f.db.Do(func(tx *meta.Tx) error {
 		fx.reset()
-		left = false
+		left, more = false, false
 		var err error
 		if now, err = tx.Inode(w.in.Ino); err != nil {
 			return err
@@ -321,6 +331,10 @@ func (f *FS) landed(w *work, out publish.Outcome, a *Attr) error {
 		if err := tx.Update(&now); err != nil {
 			return err
 		}
+		if more = now.Links > 0; more {
+			d.Upload = meta.Upload{}
+			return tx.SetDirty(&d)
+		}
 		return tx.ClearDirty(w.in.Ino, true)
 	})
 	switch {
@@ -335,6 +349,9 @@ func (f *FS) landed(w *work, out publish.Outcome, a *Attr) error {
 	f.after(&fx)
 	if !left && w.in.Stage != 0 && !adopted {
 		f.completeSoon(w.in.Ino)
+	}
+	if more {
+		return errRebased // its further names are next
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package fs
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -90,7 +91,8 @@ func (f *FS) Setxattr(ctx context.Context, node NodeID, name string, value []byt
 
 // Listxattr returns the names of all.
 func (f *FS) Listxattr(_ context.Context, node NodeID) ([]string, error) {
-	return f.db.Xattrs(f.ino(node))
+	names, err := f.db.Xattrs(f.ino(node))
+	return slices.DeleteFunc(names, func(n string) bool { return xattrName(n) != nil }), err
 }
 
 // Removexattr takes one away.

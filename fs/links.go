@@ -1,0 +1,199 @@
+package fs
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/leatfs/leatfs/fs/meta"
+	"github.com/leatfs/leatfs/fs/publish"
+)
+
+// A file with several names has an object under each: under its primary name the one that is
+// uploaded, which Inode.Object describes, and copies of it under the others, made by the origin. What
+// is there under a further name stands with the inode, where its extended attributes are.
+
+// copied is the object under a further name of a file.
+type copied struct {
+	ETag string // of the copy
+	From string // ETag of what it is a copy of
+}
+
+// namePrefix begins the names of these records; no extended attribute of a user can.
+const namePrefix = "leatfs.name."
+
+// recordOf is where the object under a further name is noted.
+func recordOf(key string) string {
+	h := sha256.Sum256([]byte(key))
+	return fmt.Sprintf("%s%x", namePrefix, h[:16])
+}
+
+// copyOf reads what is noted of a further name with a key; the zero value when nothing is.
+func copyOf(tx *meta.Tx, ino meta.Ino, key string) (c copied, err error) {
+	v, err := tx.Xattr(ino, recordOf(key))
+	if err != nil {
+		return c, absent(err)
+	}
+	return c, json.Unmarshal(v, &c)
+}
+
+// copyToken is the token of the copy under a key.
+func copyToken(token, key string) string {
+	if token == "" {
+		return ""
+	}
+	return token + "." + recordOf(key)[len(namePrefix):]
+}
+
+// forsakeName notes in a transaction that what is at the origin under a further name is to go.
+func (f *FS) forsakeName(tx *meta.Tx, ino meta.Ino, key string, fx *effects) error {
+	c, err := copyOf(tx, ino, key)
+	if err != nil {
+		return err
+	}
+	d, err := tx.Dirty(ino)
+	if err := absent(err); err != nil {
+		return err
+	}
+	token := copyToken(newest(d.Token), key)
+	if c.ETag == "" && token == "" {
+		return nil
+	}
+	if c.ETag != "" {
+		if err := tx.RemoveXattr(ino, recordOf(key)); err != nil {
+			return err
+		}
+	}
+	t, err := f.tombOf(tx, key)
+	if err != nil {
+		return err
+	}
+	t.ETag, t.Token = c.ETag, token
+	return f.entomb(tx, &t, fx)
+}
+
+// touchNames has a file whose names have changed looked at again, unless it is open for writing and
+// will be anyway.
+func (f *FS) touchNames(tx *meta.Tx, in *meta.Inode, fx *effects) error {
+	d, err := tx.Dirty(in.Ino)
+	if errors.Is(err, meta.ErrNotFound) {
+		d, err = meta.Dirty{Ino: in.Ino, Since: f.now(), Seq: f.db.NextSeq()}, nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := tx.SetDirty(&d); err != nil {
+		return err
+	}
+	in.Flags |= meta.Local
+	fx.moved = append(fx.moved, *in)
+	return nil
+}
+
+// promote makes the copy under what has become the primary name the object of a file, if it is up to
+// date: nothing is to be copied then.
+func (f *FS) promote(tx *meta.Tx, in, was *meta.Inode, from, to string, fx *effects) (done bool, err error) {
+	c, err := copyOf(tx, in.Ino, to)
+	if err != nil || c.ETag == "" {
+		return false, err
+	}
+	if err := tx.RemoveXattr(in.Ino, recordOf(to)); err != nil {
+		return false, err
+	}
+	if in.Stage != 0 || c.From != was.Object.ETag || was.Object.ETag == "" {
+		t, err := f.tombOf(tx, to)
+		if err != nil {
+			return false, err
+		}
+		t.ETag = c.ETag
+		return false, f.entomb(tx, &t, fx) // to be overwritten
+	}
+	if err := f.strayed(tx, in, from, fx); err != nil {
+		return false, err
+	}
+	if err := f.forsake(tx, was, from, fx); err != nil {
+		return false, err
+	}
+	in.Object = was.Object
+	in.Object.Key, in.Object.ETag, in.Object.VersionID = to, c.ETag, ""
+	return true, f.touchNames(tx, in, fx)
+}
+
+// publishNames has the origin copy the object of a file to its further names.
+func (f *FS) publishNames(ctx context.Context, w *work, order func(context.Context) error) error {
+	names, err := f.db.Names(w.in.Ino)
+	if err != nil || len(names) < 2 {
+		return err
+	}
+	for _, n := range names[1:] {
+		if err := f.publishName(ctx, w, n, order); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (f *FS) publishName(ctx context.Context, w *work, n meta.Name, order func(context.Context) error) error {
+	dir, err := f.db.Inode(n.Parent)
+	if err != nil {
+		return absent(err)
+	}
+	key := dir.Prefix + n.Name
+	var c copied
+	base := ""
+	if err := f.db.Do(func(tx *meta.Tx) error {
+		var err error
+		if c, err = copyOf(tx, w.in.Ino, key); err != nil {
+			return err
+		}
+		t, err := tx.Tomb(key)
+		if base = c.ETag; err == nil && t.Done == 0 {
+			base = t.ETag
+		}
+		return absent(err)
+	}); err != nil || c.From == w.in.Object.ETag {
+		return err
+	}
+	job := publish.Job{Key: key, Copy: &publish.Source{Key: w.key, ETag: w.in.Object.ETag, VersionID: w.in.Object.VersionID, Size: w.in.Object.Size},
+		Token: copyToken(newest(w.dirty.Token), key), Order: order, IfNoneMatch: base == "", IfMatch: base}
+	out, err := f.publisher.pub.Publish(ctx, job)
+	var other *publish.Conflict
+	if errors.As(err, &other) && other.Have.Key == "" {
+		job.IfNoneMatch, job.IfMatch = true, ""
+		out, err = f.publisher.pub.Publish(ctx, job)
+	}
+	if err != nil {
+		return &PathError{Op: "publish", Path: f.path(n.Parent, n.Name), Err: err}
+	}
+	var fx effects
+	err = f.db.Do(func(tx *meta.Tx) error {
+		fx.reset()
+		have, err := tx.Lookup(n.Parent, n.Name)
+		d, derr := tx.Inode(n.Parent)
+		if err := absent(err); err != nil {
+			return err
+		}
+		if err != nil || derr != nil || have.Ino != w.in.Ino || d.Prefix+n.Name != key {
+			t, err := f.tombOf(tx, key) // renamed or removed meanwhile
+			if err != nil {
+				return err
+			}
+			t.ETag, t.Token = out.Object.ETag, job.Token
+			return f.entomb(tx, &t, &fx)
+		}
+		if err := absent(tx.ClearTomb(key)); err != nil {
+			return err
+		}
+		v, err := json.Marshal(copied{ETag: out.Object.ETag, From: w.in.Object.ETag})
+		if err != nil {
+			return err
+		}
+		return tx.SetXattr(w.in.Ino, recordOf(key), v)
+	})
+	if err == nil {
+		f.after(&fx)
+	}
+	return err
+}
