@@ -127,6 +127,7 @@ type FS struct {
 
 	publisher publisher
 	ledger    ledgerMemo
+	foreign   foreign
 
 	open       openTable
 	ownSession *session.Session // when the caller gave none

@@ -101,6 +101,7 @@ func (f *FS) listNow(ctx context.Context, dir *meta.Inode, j *listJob) error {
 				if c.Old.Ino == 0 {
 					return
 				}
+				f.notice(&c.Old, c.New.Object.ETag, c.New.Ino == 0 || c.New.Kind == meta.KindDir)
 				f.changed(dir.Ino, c.Old.Name)
 				if c.New.Ino != c.Old.Ino || c.New.Gen != c.Old.Gen {
 					f.doom(&c.Old)

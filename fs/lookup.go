@@ -204,6 +204,7 @@ func (f *FS) update(ino meta.Ino, obj *objstore.Object, began int64) (meta.Inode
 			in.Gen = (in.Gen + 1) & genMask
 			in.Object.File = 0
 			in.Object.ETag, in.Object.Size = obj.ETag, obj.Size
+			in.Flags &^= meta.Ours
 		}
 		in.Object.VersionID = obj.VersionID
 		in.Object.MTime = obj.ModTime.UnixNano()
@@ -221,6 +222,7 @@ func (f *FS) update(ino meta.Ino, obj *objstore.Object, began int64) (meta.Inode
 		return old, nil // as it was; only when that was confirmed is not remembered
 	}
 	if err == nil && changed {
+		f.notice(&old, obj.ETag, false)
 		f.changed(in.Parent, in.Name)
 		f.doom(&old)
 	}
@@ -406,6 +408,7 @@ func (f *FS) gone(dir meta.Ino, name string, began int64) error {
 	if err != nil || !removed {
 		return err
 	}
+	f.notice(&in, "", true)
 	f.changed(dir, name)
 	f.doom(&in)
 	return nil
