@@ -146,7 +146,7 @@ func (f *FS) publishOnce(ctx context.Context, ino meta.Ino, order func(context.C
 	if err != nil {
 		return f.refused(ctx, &w, err)
 	}
-	return f.landed(&w, out, nil)
+	return f.landed(ctx, &w, out, nil)
 }
 
 // markers tells whether the origin can hold objects that stand for directories. A directory of files
@@ -228,12 +228,12 @@ func (f *FS) publishStage(ctx context.Context, w *work, job *publish.Job) error 
 		}
 		out = *c.Equal // ours, from before a power cut
 	}
-	return f.landed(w, out, &a)
+	return f.landed(ctx, w, out, &a)
 }
 
 // landed notes what the origin has now. The staging file becomes the object's file in the cache, if it
 // still is what was published; else it stays dirty.
-func (f *FS) landed(w *work, out publish.Outcome, a *Attr) error {
+func (f *FS) landed(ctx context.Context, w *work, out publish.Outcome, a *Attr) error {
 	version := meta.Object{Size: out.Object.Size, ETag: out.Object.ETag, VersionID: out.Object.VersionID, MTime: out.Object.ModTime.UnixNano()}
 	if out.Object.ModTime.IsZero() {
 		version.MTime = f.now()
@@ -244,7 +244,8 @@ func (f *FS) landed(w *work, out publish.Outcome, a *Attr) error {
 	node := f.nodeOf(&w.in)
 	if w.in.Stage != 0 {
 		version.Size = a.Size
-		end, err := f.open.begin(f.ctx, node)
+		// Who opens it for writing holds this, and waits for the end of this publication.
+		end, err := f.open.begin(ctx, node)
 		if err != nil {
 			return err
 		}
@@ -520,7 +521,7 @@ func (f *FS) conflict(ctx context.Context, w *work, c *publish.Conflict) error {
 		f.log.Warn("what somebody else put under this name is overwritten (last-wins)", "path", f.path(w.dir.Ino, w.in.Name), "etag", have.ETag)
 		return f.rebase(w, have.ETag)
 	case w.in.Kind == meta.KindDir:
-		return f.landed(w, publish.Outcome{Object: have}, nil)
+		return f.landed(ctx, w, publish.Outcome{Object: have}, nil)
 	}
 	host, err := os.Hostname()
 	if err != nil {
