@@ -69,8 +69,8 @@ func (l *Ledger) Files() int { return l.Open + l.Waiting + l.Uploading + l.Faili
 // Total is Files and deletions.
 func (l *Ledger) Total() int { return l.Files() + l.Deletes }
 
-// Error is the error of the first entry that has one.
-func (l *Ledger) Error() string {
+// FirstError is the error of the first entry that has one.
+func (l *Ledger) FirstError() string {
 	for i := range l.Entries {
 		if e := l.Entries[i].Error; e != "" {
 			return e

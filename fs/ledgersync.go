@@ -34,7 +34,8 @@ const (
 // the caller's goroutine, with few entries.
 func (f *FS) Sync(ctx context.Context, progress func(Ledger)) (SyncResult, error) {
 	now := time.Now()
-	s := syncing{f: f, ctx: ctx, progress: progress, seq: f.db.NextSeq(), began: f.now(), open: now.Add(syncClosing), told: now}
+	s := syncing{f: f, ctx: ctx, progress: progress, seq: f.db.NextSeq(), began: f.now(), open: now.Add(syncClosing), told: now,
+		waited: make(map[meta.Ino]uint64)}
 	err := s.run()
 	left, lerr := f.ledgerNow(syncEntries, func(e *LedgerEntry) bool {
 		if e.delete {
@@ -52,14 +53,18 @@ type syncing struct {
 	progress func(Ledger)
 	seq      uint64 // grows with what becomes complete that was there at began
 	began    int64
-	open     time.Time // until then files may still turn out to be closed
-	told     time.Time // when progress was called last
+	open     time.Time           // until then files may still turn out to be closed
+	told     time.Time           // when progress was called last
+	waited   map[meta.Ino]uint64 // the Seq of what the queue was waited for
 	hastened time.Time
 }
 
 // run goes through the ledger until nothing is left that only takes time.
 func (s *syncing) run() error {
 	for {
+		if s.ctx.Err() != nil {
+			return context.Cause(s.ctx)
+		}
 		pending, queued, err := s.look()
 		if err != nil {
 			return err
@@ -103,6 +108,11 @@ func (s *syncing) look() (pending, queued bool, err error) {
 			// A closed file is the completer's for a moment.
 			pending = pending || closing || !f.written(d.Ino)
 		default:
+			if s.waited[d.Ino] == d.Seq {
+				// The queue has carried out all up to this, and so does not know of it.
+				f.enqueue(d.Ino)
+			}
+			s.waited[d.Ino] = d.Seq
 			s.seq = max(s.seq, d.Seq)
 			queued = true
 		}
@@ -121,7 +131,7 @@ func (s *syncing) look() (pending, queued bool, err error) {
 // waitQueue waits until the queue has carried out all up to seq.
 func (s *syncing) waitQueue() error {
 	q := s.f.publisher.queue
-	for {
+	for s.hastened = (time.Time{}); ; {
 		if time.Since(s.hastened) > syncHasten {
 			q.HastenAll()
 			s.hastened = time.Now()

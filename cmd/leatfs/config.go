@@ -19,6 +19,12 @@ const (
 	keyMountpoint = "mountpoint"
 )
 
+// keyPolicies is the flag "policy" in a form that is easier to read.
+const (
+	keyPolicies = "policies"
+	flagPolicy  = "policy"
+)
+
 // loadConfig sets, from a YAML file, the flags that the command line did not set. Its keys
 // are the names of the flags, so that whatever can be said in one place can be said in the
 // other; "source" and "mountpoint" are the two arguments, returned when they are there.
@@ -74,6 +80,10 @@ func mapping(b []byte) ([]*ast.MappingValueNode, error) {
 
 // configEntry takes one entry of the file.
 func configEntry(flags *pflag.FlagSet, k string, node ast.Node, seen map[string]bool, args map[string]string) error {
+	written := k
+	if k == keyPolicies {
+		k = flagPolicy
+	}
 	flag := flags.Lookup(k)
 	isArg := k == keySource || k == keyMountpoint
 	if !isArg && (flag == nil || k == "config" || k == "help") {
@@ -83,9 +93,9 @@ func configEntry(flags *pflag.FlagSet, k string, node ast.Node, seen map[string]
 		return fmt.Errorf("%s is given twice", k)
 	}
 	seen[k] = true
-	texts, list, err := texts(node)
+	texts, list, err := entryTexts(written, node)
 	if err != nil {
-		return fmt.Errorf("%s: %w", k, err)
+		return fmt.Errorf("%s: %w", written, err)
 	}
 	if list && (isArg || flag.Value.Type() != "stringArray") {
 		return fmt.Errorf("%s: a list, where one value is wanted", k)
@@ -103,6 +113,15 @@ func configEntry(flags *pflag.FlagSet, k string, node ast.Node, seen map[string]
 		}
 	}
 	return nil
+}
+
+// entryTexts are the values of an entry.
+func entryTexts(k string, n ast.Node) (out []string, list bool, err error) {
+	if k == keyPolicies {
+		out, err = policyTexts(n)
+		return out, true, err
+	}
+	return texts(n)
 }
 
 // texts are the values of a scalar or a list of scalars, as they are written.

@@ -7,13 +7,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"sort"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -23,7 +26,7 @@ import (
 )
 
 // The control socket of a mount speaks HTTP: /status answers a Status in JSON, /metrics the
-// metrics in Prometheus' text format. It lies in runDir, readable by its owner alone, under a
+// metrics in Prometheus' text format, and the rest is in ledgercontrol.go. It lies in runDir, readable by its owner alone, under a
 // name made of the mount point's.
 
 // runDir is where sockets of running mounts are.
@@ -92,8 +95,10 @@ func socketPath(mountpoint string) string {
 type control struct {
 	server *http.Server
 	path   string
-	file   os.FileInfo   // the socket in path, when it is ours to remove
-	done   chan struct{} // closed when the server has ended
+	file   os.FileInfo    // the socket in path, when it is ours to remove
+	done   chan struct{}  // closed when the server has ended
+	cancel func()         // ends the contexts of requests
+	work   sync.WaitGroup // requests of startControl's handlers
 }
 
 // listenControl makes the control socket of a mount.
@@ -126,9 +131,21 @@ func takeListener(f *os.File) (net.Listener, error) {
 
 // startControl answers on l, which it closes. made says that this process has just made the socket,
 // and removes it at the end: what lies at the path of one that was taken over may be another
-// mount's. status is what is told in JSON; metrics may be nil.
-func startControl(l net.Listener, made bool, status func() any, metrics prometheus.Gatherer, log *slog.Logger) *control {
+// mount's. status is what is told in JSON; metrics may be nil. handlers are what else is answered, by
+// pattern; their contexts end with stop, which waits for them.
+func startControl(l net.Listener, made bool, status func() any, metrics prometheus.Gatherer, handlers map[string]http.HandlerFunc, log *slog.Logger) *control {
+	ctx, cancel := context.WithCancel(context.Background())
+	c := &control{path: l.Addr().String(), done: make(chan struct{}), cancel: cancel}
 	mux := http.NewServeMux()
+	for pattern, h := range handlers {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+			c.work.Add(1)
+			defer c.work.Done()
+			if ctx.Err() == nil {
+				h(w, r)
+			}
+		})
+	}
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		if err := json.NewEncoder(w).Encode(status()); err != nil {
@@ -138,7 +155,7 @@ func startControl(l net.Listener, made bool, status func() any, metrics promethe
 	if metrics != nil {
 		mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
 	}
-	c := &control{server: &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}, path: l.Addr().String(), done: make(chan struct{})}
+	c.server = &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
 	if made {
 		c.file, _ = os.Lstat(c.path) // nil when somebody has removed it
 	}
@@ -151,10 +168,19 @@ func startControl(l net.Listener, made bool, status func() any, metrics promethe
 	return c
 }
 
+// stopWait is how long the last answers may take.
+const stopWait = time.Second
+
 // stop stops answering. The socket stays when another process goes on with it.
 func (c *control) stop(leave bool) {
-	_ = c.server.Close()
+	c.cancel()
+	ctx, cancel := context.WithTimeout(context.Background(), stopWait)
+	defer cancel()
+	if c.server.Shutdown(ctx) != nil {
+		_ = c.server.Close()
+	}
 	<-c.done
+	c.work.Wait()
 	if leave || c.file == nil {
 		return
 	}
@@ -186,15 +212,13 @@ func serveMetrics(addr string, metrics prometheus.Gatherer, log *slog.Logger) (s
 // errNoDaemon: nobody answers for this mount.
 var errNoDaemon = errors.New("no leatfs answers for it")
 
-// askStatus asks the daemon behind a socket.
-func askStatus(ctx context.Context, socket string) (*Status, error) {
-	tr := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+// ask sends a request to the daemon behind a socket. The caller closes the answer's body.
+func ask(ctx context.Context, socket, method, path string, query url.Values) (*http.Response, error) {
+	tr := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	}}
-	defer tr.CloseIdleConnections()
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://leatfs/status", nil)
+	u := url.URL{Scheme: "http", Host: "leatfs", Path: path, RawQuery: query.Encode()}
+	req, err := http.NewRequestWithContext(ctx, method, u.String(), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -205,10 +229,42 @@ func askStatus(ctx context.Context, socket string) (*Status, error) {
 	if err != nil {
 		return nil, err
 	}
+	switch resp.StatusCode {
+	case http.StatusOK:
+		return resp, nil
+	case http.StatusNotFound, http.StatusMethodNotAllowed:
+		err = errNotAnswered
+	default:
+		b, _ := io.ReadAll(io.LimitReader(resp.Body, 4096))
+		err = errors.New(strings.TrimSpace(string(b)))
+	}
+	_ = resp.Body.Close()
+	return nil, err
+}
+
+// errNotAnswered: the daemon does not know the question. It is of another version, or refuses requests.
+var errNotAnswered = errors.New("its daemon does not answer this: it is of an older version, or keeps dying (see \"leatfs status\")")
+
+// askJSON asks for something that takes no time.
+func askJSON(ctx context.Context, socket, method, path string, query url.Values, to any) error {
+	resp, err := ask(ctx, socket, method, path, query)
+	if err != nil {
+		return err
+	}
 	defer func() { _ = resp.Body.Close() }()
+	if err := json.NewDecoder(resp.Body).Decode(to); err != nil {
+		return fmt.Errorf("its answer cannot be read: %w", err)
+	}
+	return nil
+}
+
+// askStatus asks the daemon behind a socket.
+func askStatus(ctx context.Context, socket string) (*Status, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
 	var s Status
-	if err := json.NewDecoder(resp.Body).Decode(&s); err != nil {
-		return nil, fmt.Errorf("its answer cannot be read: %w", err)
+	if err := askJSON(ctx, socket, http.MethodGet, "/status", nil, &s); err != nil {
+		return nil, err
 	}
 	return &s, nil
 }

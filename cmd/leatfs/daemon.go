@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -59,6 +60,8 @@ type daemon struct {
 	told     bool        // the log says that it serves
 	leaving  bool        // close leaves the mount to another process
 	orphan   atomic.Bool // the keeper has died
+	drainer  drainer
+	asked    <-chan struct{} // closed when a signal says that the mount is to end; set by wait
 
 	closers []func() error // in the order made
 	served  chan struct{}  // closed when the mount has ended, or was left
@@ -406,6 +409,10 @@ func (d *daemon) openFS() (err error) {
 	if err != nil {
 		return err
 	}
+	// Requests of connections that are no more do not come again.
+	if err := d.db.PurgeResults(d.memory.ID()); err != nil {
+		d.log.Warn("records of requests of earlier mounts stay in the index", "err", err)
+	}
 	d.onClose(func() error {
 		if d.leaving {
 			return d.fs.Leave()
@@ -427,10 +434,19 @@ func (d *daemon) serve(context.Context) error {
 		defer close(d.served)
 		d.session.Serve(d.fs)
 	}()
+	var ctl *control
+	stopControl := sync.OnceFunc(func() { ctl.stop(d.leaving) })
+	// Who unmounts is told how it ends; who asks during an upgrade is answered by the next process.
+	d.onClose(func() error { stopControl(); return nil })
 	d.onClose(d.endMount)
+	d.onClose(func() error {
+		if d.leaving {
+			stopControl()
+		}
+		return nil
+	})
 	d.beats.watch(d)
-	ctl := startControl(d.control, d.listens, func() any { return d.status() }, d.metrics, d.log)
-	d.onClose(func() error { ctl.stop(d.leaving); return nil })
+	ctl = startControl(d.control, d.listens, func() any { return d.status() }, d.metrics, d.ledgerHandlers(), d.log)
 	if c.metricsAddr != "" {
 		stop, err := serveMetrics(c.metricsAddr, d.metrics, d.log)
 		if err != nil {

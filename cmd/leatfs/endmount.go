@@ -7,7 +7,8 @@ import (
 	"github.com/leatfs/leatfs/fs/fuse"
 )
 
-// endMount unmounts, if it was not somebody else who did, and waits for the last request.
+// endMount unmounts, if it was not somebody else who did, waits for the last request, and publishes what
+// is left for a while.
 func (d *daemon) endMount() error {
 	defer func() { time.AfterFunc(closeWait, d.abandon) }() // the process ends, and the timer with it
 	if d.leaving {
@@ -18,10 +19,12 @@ func (d *daemon) endMount() error {
 	select {
 	case <-d.served:
 		// Aborted, and not unmounted: what is left of it serves nobody.
+		var err error
 		if fuse.OwnDead(d.cfg.mountpoint, d.device()) {
-			return fuse.UnmountOwn(d.cfg.mountpoint, d.device(), true)
+			err = fuse.UnmountOwn(d.cfg.mountpoint, d.device(), true)
 		}
-		return nil
+		d.drain()
+		return err
 	default:
 	}
 	err := fuse.UnmountOwn(d.cfg.mountpoint, d.device(), false)
@@ -32,6 +35,7 @@ func (d *daemon) endMount() error {
 		}
 	}
 	<-d.served
+	d.drain()
 	return nil
 }
 

@@ -24,12 +24,18 @@ const (
 	exitOK    = 0
 	exitError = 1 // it did not work; one line on standard error says why
 	exitUsage = 2 // the command line or the configuration is wrong
+	exitKept  = 3 // it is unmounted, and not all that was written is in the bucket yet
 )
 
 // usageError is an error of the command line.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
+
+// keptError is for exitKept.
+type keptError struct{ error }
+
+func (e keptError) Unwrap() error { return e.error }
 
 // toldError is an error that somebody else tells: the keeper, of its worker.
 type toldError struct{ error }
@@ -65,7 +71,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(mountCommand(), umountCommand(), statusCommand(), upgradeCommand(), versionCommand())
+	root.AddCommand(mountCommand(), umountCommand(), statusCommand(), syncCommand(), retryCommand(), discardCommand(), upgradeCommand(), versionCommand())
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return exitOK
@@ -78,6 +84,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var usage usageError
 	if errors.As(err, &usage) {
 		return exitUsage
+	}
+	if errors.As(err, new(keptError)) {
+		return exitKept
 	}
 	return exitError
 }

@@ -41,6 +41,12 @@ type mountConfig struct {
 	requesterPays             bool
 	sseCustomerKeyFile        string
 
+	protect, conflicts string
+	fsync, closing     string
+	policies           []string
+	partSize           size
+	uploadParallel     int
+
 	ttl          time.Duration
 	immutable    bool
 	readOnly     bool
@@ -81,6 +87,13 @@ func (c *mountConfig) flags(f *pflag.FlagSet) {
 	f.DurationVar(&c.ttl, "ttl", def.TTL, "how long what the bucket said of a name is believed")
 	f.BoolVar(&c.immutable, "immutable", false, "objects never change: never ask again of a name that was listed")
 	f.BoolVar(&c.readOnly, "read-only", false, "refuse all changes")
+	f.StringVar(&c.protect, "protect", "none", "what may not be replaced, renamed or deleted: none, or foreign (objects that this mount did not write)")
+	f.StringVar(&c.conflicts, "conflicts", "keep", "when somebody else changed an object that was changed here too: keep both, or last-wins")
+	f.StringVar(&c.fsync, "fsync", "local", "fsync returns when the data is safe on this node's disk (local) or in the bucket (remote)")
+	f.StringVar(&c.closing, "close", "local", "close returns at once (local) or when the file is in the bucket (remote)")
+	f.StringArrayVar(&c.policies, "policy", nil, "what fsync and close mean for some paths: PATTERN:fsync=remote:close=local; PATTERN as in the shell, or /DIR/**; repeat it, the first that matches holds")
+	f.Var(&c.partSize, "part-size", "size of the parts that large files are uploaded in (default 16MiB)")
+	f.IntVar(&c.uploadParallel, "upload-parallel", 16, "parts being uploaded at the same time at most")
 	f.BoolVar(&c.allowOther, "allow-other", false, "let other users use the mount (permissions are checked by mode)")
 	f.Uint32Var(&c.uid, "uid", uint32(os.Getuid()), "owner of all files")
 	f.Uint32Var(&c.gid, "gid", uint32(os.Getgid()), "group of all files")
@@ -197,6 +210,10 @@ func (c *mountConfig) checkFlags() error {
 		{"passthrough", c.passthrough, "auto off"},
 		{"path-style", c.pathStyle, "auto on off"},
 		{"log-level", c.logLevel, "debug info warn error"},
+		{"protect", c.protect, "none foreign"},
+		{"conflicts", c.conflicts, "keep last-wins"},
+		{"fsync", c.fsync, "local remote"},
+		{"close", c.closing, "local remote"},
 	} {
 		if want := strings.Fields(x.want); !slices.Contains(want, x.value) {
 			n := len(want) - 1
@@ -219,8 +236,17 @@ func (c *mountConfig) checkFlags() error {
 		return fmt.Errorf("--list-parallel %d: from 1 to 256", c.listRequests)
 	case c.cacheSize != 0 && c.cacheSize < minCacheSize:
 		return fmt.Errorf("--cache-size %s is too little: at least %s", &c.cacheSize, humanBytes(minCacheSize))
+	case c.uploadParallel < 1 || c.uploadParallel > 1024:
+		return fmt.Errorf("--upload-parallel %d: from 1 to 1024", c.uploadParallel)
+	case c.partSize != 0 && (c.partSize < minPartSize || c.partSize > maxPartSize):
+		return fmt.Errorf("--part-size %s: from %s to %s", &c.partSize, humanBytes(minPartSize), humanBytes(maxPartSize))
+	case c.protect == "foreign" && c.conflicts == "last-wins":
+		return errors.New("--protect=foreign and --conflicts=last-wins contradict each other: choose one")
 	case c.uid == math.MaxUint32 || c.gid == math.MaxUint32:
 		return errors.New("--uid and --gid: 4294967295 means nobody at all")
+	}
+	if _, err := c.policyList(); err != nil {
+		return err
 	}
 	if c.memory == 0 {
 		c.memory = size(memoryDefault())
@@ -345,7 +371,7 @@ func (c *mountConfig) line(flags *pflag.FlagSet, wanted func(name string) bool) 
 	args := []string{"mount", c.source, c.mountpoint}
 	flags.VisitAll(func(f *pflag.Flag) {
 		switch {
-		case f.Name == "cache-dir" || f.Name == "options" || !wanted(f.Name):
+		case f.Name == "cache-dir" || f.Name == "options" || f.Name == "policy" || !wanted(f.Name):
 		case f.Name == "config":
 			args = append(args, "--config="+c.config)
 		case f.Name == "log-file":
@@ -364,6 +390,11 @@ func (c *mountConfig) line(flags *pflag.FlagSet, wanted func(name string) bool) 
 	if wanted("options") {
 		for _, o := range c.fuseOptions {
 			args = append(args, "--options="+o)
+		}
+	}
+	if wanted("policy") {
+		for _, p := range c.policies {
+			args = append(args, "--policy="+p)
 		}
 	}
 	return args
@@ -390,6 +421,10 @@ func (c *mountConfig) fsOptions() fs.Options {
 	o.FileMode, o.DirMode = 0o666&^umask, 0o777&^umask
 	o.SmallObject = int64(c.smallObject)
 	o.ListParallel = c.listRequests
+	o.Protect, o.LastWins = c.protect == "foreign", c.conflicts == "last-wins"
+	o.Policies, _ = c.policyList() // checked by complete
+	o.PartSize, o.UploadParallel = int64(c.partSize), c.uploadParallel
+	o.Scratch = c.cacheDirs[0]
 	return o
 }
 

@@ -45,7 +45,7 @@ func refuse(ctx context.Context, link *keeper.Link, commands <-chan keeper.Comma
 			ctl := startControl(l, false, func() any {
 				return Status{Mountpoint: info.Mountpoint, Source: info.Source, Version: version, WorkerPID: os.Getpid(), Started: started,
 					State: stateRefusing, Keeper: keeperStatus(link.News())}
-			}, nil, log)
+			}, nil, nil, log)
 			defer ctl.stop(true)
 		}
 	}

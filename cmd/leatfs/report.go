@@ -54,6 +54,7 @@ func (d *daemon) status() Status {
 
 	e := d.engine.Stats()
 	s.Prefetch = PrefetchStatus{Asked: e.Prefetched, Used: e.Used, Wasted: e.Wasted}
+	s.Writes = d.writes()
 	return s
 }
 
@@ -91,6 +92,18 @@ func (d *daemon) collector() prometheus.Collector {
 	add("reads_total", "READ requests.", c, func(s *Status) float64 { return float64(s.Files.Reads) })
 	add("directory_listings_total", "Listings of directories.", c, func(s *Status) float64 { return float64(s.Files.Lists) })
 	add("failed_requests_total", "FUSE requests answered with EIO or another unusual errno.", c, func(s *Status) float64 { return float64(s.Files.FailedRequests) })
+	add("unpublished_files", "Files, directories and symlinks that are not in the bucket yet.", v, func(s *Status) float64 { return float64(s.Writes.Files()) })
+	add("unpublished_bytes", "Bytes of files that are not in the bucket yet.", v, func(s *Status) float64 { return float64(s.Writes.Bytes) })
+	add("unpublished_failing", "Files and deletions that the bucket did not take at their last try.", v, func(s *Status) float64 { return float64(s.Writes.Failing + s.Writes.DeletesFailing) })
+	add("unpublished_held", "Files that were open when the machine stopped, and are not published.", v, func(s *Status) float64 { return float64(s.Writes.Held) })
+	add("unpublished_deletes", "Objects that are still to be deleted.", v, func(s *Status) float64 { return float64(s.Writes.Deletes) })
+	add("unpublished_age_seconds", "Since when the oldest file waits to be published.", v, func(s *Status) float64 {
+		if s.Writes.Oldest.IsZero() {
+			return 0
+		}
+		return time.Since(s.Writes.Oldest).Seconds()
+	})
+	add("conflicts_total", "Files that somebody else changed too.", c, func(s *Status) float64 { return float64(s.Writes.Conflicts) })
 	add("memory_budget_bytes", "Memory that the daemon may use.", v, func(s *Status) float64 { return float64(s.Memory.Budget) })
 	add("memory_counted_bytes", "RssAnon and RssShmem of the daemon.", v, func(s *Status) float64 { return float64(s.Memory.Counted) })
 	add("pool_used_bytes", "Block buffers in use.", v, func(s *Status) float64 { return float64(s.Memory.PoolUsed) })

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/leatfs/leatfs/fs"
 	"github.com/leatfs/leatfs/fs/fuse"
 )
 
@@ -35,6 +36,21 @@ type Status struct {
 	Memory   MemoryStatus   `json:"memory"`
 	Files    FilesStatus    `json:"files"`
 	Prefetch PrefetchStatus `json:"prefetch"`
+	Writes   WritesStatus   `json:"writes"`
+}
+
+// WritesStatus is what was written here and is not in the bucket yet, with some of it, and where it is
+// kept meanwhile.
+type WritesStatus struct {
+	fs.Ledger
+	LedgerError string `json:"error,omitempty"` // why the above is not known
+	// Conditional: the bucket puts an object only in place of the one that was meant. Where it does not, what
+	// somebody else writes at the same moment may be overwritten.
+	Conditional  bool  `json:"conditional_writes"`
+	StagedFiles  int64 `json:"staged_files"` // files on the cache disks that hold it, the unlinked ones among them
+	StagedBytes  int64 `json:"staged_bytes"`
+	BallastBytes int64 `json:"ballast_bytes"` // disk space kept for more of it
+	Full         bool  `json:"full"`          // there is no room for more
 }
 
 // KeeperStatus is what became of the processes of the mount.
@@ -281,5 +297,8 @@ func show(w io.Writer, s *Status, asJSON bool) error {
 	row("prefetch", "%s asked for, %s used, %s wasted", humanBytes(s.Prefetch.Asked), humanBytes(s.Prefetch.Used), humanBytes(s.Prefetch.Wasted))
 	row("memory", "%s of %s (buffers %s of %s)", humanBytes(s.Memory.Counted), humanBytes(s.Memory.Budget), humanBytes(s.Memory.PoolUsed), humanBytes(s.Memory.PoolSize))
 	row("open", "%d files, %d handles", s.Files.Open, s.Files.Handles)
+	if !s.ReadOnly {
+		showWrites(&s.Writes, row)
+	}
 	return t.Flush()
 }

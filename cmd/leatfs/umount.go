@@ -17,16 +17,30 @@ import (
 )
 
 func umountCommand() *cobra.Command {
-	var lazy bool
+	var lazy, noDrain bool
+	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use:     "umount MOUNTPOINT",
 		Aliases: []string{"unmount"},
 		Short:   "Unmount, and wait until the daemon has ended",
-		Args:    usageArgs(cobra.ExactArgs(1)),
+		Long: `Publish what is not in the bucket yet, unmount, and wait until the daemon has ended.
+
+What the bucket does not take within --drain-timeout is kept in the cache directory; the next mount with it
+publishes it. The exit code is then 3, and the mount is gone all the same. Interrupted while it publishes,
+the command leaves the mount as it is.`,
+		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return umount(cmd.Context(), args[0], lazy, cmd.ErrOrStderr())
+			if timeout < 0 {
+				return usageError{fmt.Errorf("--drain-timeout %v: it cannot be negative", timeout)}
+			}
+			if noDrain {
+				timeout = 0
+			}
+			return umount(cmd.Context(), args[0], lazy, timeout, cmd.ErrOrStderr())
 		},
 	}
+	cmd.Flags().DurationVar(&timeout, "drain-timeout", 5*time.Minute, "how long to publish what is not in the bucket yet")
+	cmd.Flags().BoolVar(&noDrain, "no-drain", false, "publish nothing more: the next mount with this cache directory does")
 	cmd.Flags().BoolVarP(&lazy, "lazy", "l", false, "take the mount out of sight now, end it when nobody uses it any more")
 	return cmd
 }
@@ -34,7 +48,7 @@ func umountCommand() *cobra.Command {
 // umountWait is how long the daemon may take to put its state away.
 const umountWait = 30 * time.Second
 
-func umount(ctx context.Context, mountpoint string, lazy bool, stderr io.Writer) error {
+func umount(ctx context.Context, mountpoint string, lazy bool, drain time.Duration, stderr io.Writer) error {
 	mp, err := mountedName(mountpoint)
 	if err != nil {
 		return err
@@ -67,6 +81,13 @@ func umount(ctx context.Context, mountpoint string, lazy bool, stderr io.Writer)
 	}
 	asked := err
 	dead := errors.Is(asked, errNoDaemon)
+	var left *drained
+	if asked == nil && s.State == stateServing {
+		if left, err = drainBefore(ctx, s, lazy, drain, stderr); err != nil {
+			return err
+		}
+		defer left.end()
+	}
 	if err := fuse.Unmount(mp, lazy); err != nil {
 		return err
 	}
@@ -80,12 +101,13 @@ func umount(ctx context.Context, mountpoint string, lazy bool, stderr io.Writer)
 		// It is unmounted, and so no failure; but its cache directory may not be free yet.
 		fmt.Fprintf(stderr, "leatfs: %s is unmounted; its daemon could not be asked (%s) and may still be ending\n", mp, singleLine(asked))
 	}
+	kept := left.after(ctx)
 	for _, pid := range pids {
 		if err := waitExit(ctx, pid, mp); err != nil {
 			return err
 		}
 	}
-	return nil
+	return kept
 }
 
 // waitExit waits for the process behind a pidfd.

@@ -207,6 +207,7 @@ func (b *beater) stop() {
 func (d *daemon) wait(ctx context.Context) error {
 	commands := d.commands
 	asked := ctx.Done()
+	d.asked = asked
 	for {
 		select {
 		case <-asked:
@@ -216,6 +217,7 @@ func (d *daemon) wait(ctx context.Context) error {
 				continue
 			}
 			d.log.Info("asked to end")
+			d.drainer.stop()
 			return d.end()
 		case <-d.served:
 			return d.end()
@@ -231,6 +233,7 @@ func (d *daemon) wait(ctx context.Context) error {
 				}
 			case c == keeper.Stop:
 				d.log.Info("asked to end")
+				d.drainer.stop()
 				return d.end()
 			case c == keeper.Drain:
 				d.log.Info("another process goes on with the mount")
