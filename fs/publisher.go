@@ -61,9 +61,14 @@ func (f *FS) startPublisher() error {
 // stopPublisher ends what is under way. What is not published stands in the index.
 func (f *FS) stopPublisher() {
 	if f.publisher.queue != nil {
+		closed := make(chan struct{})
+		go func() {
+			defer close(closed)
+			f.publisher.pub.Close() // commits under way, which the queue would wait for
+		}()
 		_ = f.publisher.queue.Close(context.Background())
+		<-closed
 		f.closeGrowths()
-		f.publisher.pub.Close()
 	}
 }
 
@@ -267,14 +272,19 @@ func (f *FS) rekey(in *meta.Inode) {
 	f.enqueue(in.Ino)
 }
 
-// unqueue takes an inode out of the queue. What is under way ends; whether it came to the origin is
-// found out by its token.
+// unqueue takes an inode out of the queue. It waits for nothing: what is under way ends by itself, and
+// finds that it was overtaken.
 func (f *FS) unqueue(ino meta.Ino) {
-	_ = f.publisher.queue.Cancel(f.ctx, uint64(ino))
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	_ = f.publisher.queue.Cancel(ctx, uint64(ino))
 }
 
 // publishFailed notes a failure for the ledger.
 func (f *FS) publishFailed(id uint64, tries uint32, next time.Time, err error) {
+	if f.ctx.Err() != nil {
+		return // the mount ends, and with it what was under way
+	}
 	if errors.Is(err, errLater) {
 		f.log.Debug("publication waits", "id", id, "err", err)
 		return

@@ -125,6 +125,11 @@ func (s *session) copyOnce(ctx context.Context, how way) (objstore.Object, error
 	} else {
 		opt.IfNoneMatch = j.IfNoneMatch
 	}
+	ctx, done, err := s.p.committing(ctx)
+	if err != nil {
+		return objstore.Object{}, err
+	}
+	defer done()
 	s.count(func(q *Requests) { q.Copies++ })
 	return s.p.store.Copy(ctx, j.Copy.Key, j.Key, opt)
 }

@@ -103,6 +103,18 @@ func (p *Publisher) enter(ctx context.Context) (_ context.Context, leave func(),
 	return ctx, func() { stop(); cancel(); p.wg.Done() }, nil
 }
 
+// committing returns the context of a request that commits, an error when ctx is over already. Once it
+// is sent, such a request is waited for, also when ctx ends: the store may carry out later what was
+// broken off here, when nobody looks for it any more. Only Close ends it.
+func (p *Publisher) committing(ctx context.Context) (_ context.Context, done func(), err error) {
+	if err := ctx.Err(); err != nil {
+		return nil, nil, err
+	}
+	c, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(p.ctx, cancel)
+	return c, func() { stop(); cancel() }, nil
+}
+
 // Range is bytes [Off, Off+Len).
 type Range struct{ Off, Len int64 }
 

