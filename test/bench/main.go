@@ -1,11 +1,12 @@
-// Command bench measures reading through leatfs. Every work is done by leatfs and by the
+// Command bench measures reading and writing through leatfs. Every work is done by leatfs and by the
 // best that the machine could do instead (its limit), by turns, in one run, and the result
 // is the ratio of the two: so it means the same on a slow machine and on a fast one.
 //
 // The S3 server is versitygw on a RAM disk, behind a link of 20 ms to the first byte and
 // 90 MB/s per connection (package test/link). The limit of a cold work is a program that
 // does nothing but download with the AWS SDK and store to the same disk; that of a warm
-// one is the same reader on ext4, on a copy of the data.
+// one is the same reader on ext4, on a copy of the data. The limit of writing is the same
+// program on ext4, and that of publishing a bare upload of files that lie there whole.
 //
 //	bench run [flags]     does the works and prints a table; "bench run -h" lists the flags
 //	bench read-seq ...    and the other modes are the programs that it runs (see modes)
@@ -49,6 +50,11 @@ func modes() map[string]func(context.Context, []string) (Result, error) {
 		"sdk-objects": sdkObjects, // small objects whole, stored with O_DIRECT
 		"sdk-rand":    sdkRand,    // ranges of one object in random order
 		"sdk-list":    sdkList,    // a listing, page by page
+
+		"write-save":      writeSave,     // checkpoints: written, fsync, renamed
+		"write-files":     writeFiles,    // many small files, each open, write, close
+		"sdk-put":         sdkPut,        // files by parts
+		"sdk-put-objects": sdkPutObjects, // small files, each by one PUT
 	}
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -56,7 +58,7 @@ type Row struct {
 	Error string  `json:"error,omitempty"`
 }
 
-// Side is all measurements of one side; Best is the best value and belongs to BestSample.
+// Side is all measurements of one side; Best is the best value (or the median) and belongs to BestSample.
 type Side struct {
 	Best       float64  `json:"best"`
 	BestSample sample   `json:"best_sample"`
@@ -73,6 +75,16 @@ func (s *Side) add(m sample, u unit) {
 		s.Best, s.BestSample = v, m
 	}
 	s.Samples = append(s.Samples, m)
+}
+
+// median makes the middle measurement the one that counts.
+func (s *Side) median(u unit) {
+	if len(s.Samples) == 0 {
+		return
+	}
+	all := slices.SortedFunc(slices.Values(s.Samples), func(a, b sample) int { return cmp.Compare(a.value(u), b.value(u)) })
+	s.BestSample = all[len(all)/2]
+	s.Best = s.BestSample.value(u)
 }
 
 func (r *Row) judge() {
@@ -163,6 +175,7 @@ func (rep *Report) table(out io.Writer) error {
 	}
 	fmt.Fprintf(&b, "| memory, RssAnon + RssShmem, at most | %.0f MiB | | | ≤ %d MiB | %s | | |\n",
 		float64(rep.Memory)/(1<<20), memoryGoal>>20, yes(rep.Memory <= memoryGoal))
+	rep.requests(&b)
 	for i, c := range rep.Complaints {
 		if i == 0 {
 			fmt.Fprintf(&b, "\nThe daemons' logs held %d warnings:\n", len(rep.Complaints))
@@ -173,6 +186,26 @@ func (rep *Report) table(out io.Writer) error {
 	}
 	_, err := io.WriteString(out, b.String())
 	return err
+}
+
+// requests tells what works that write asked of the daemon and of the bucket, and what of that should
+// not have been.
+func (rep *Report) requests(b *strings.Builder) {
+	for i, r := range rep.Works {
+		if len(r.Ours.Samples) == 0 || r.Ours.BestSample.Files == 0 {
+			continue
+		}
+		if i == 0 || rep.Works[i-1].Ours.BestSample.Files == 0 {
+			b.WriteString("\nRequests for each file written:\n\n")
+		}
+		s := r.Ours.BestSample
+		fmt.Fprintf(b, "* %s: %s; all in the bucket %.2f s after the last was closed\n", r.Name, s.requests(), s.Lag)
+		for _, s := range r.Ours.Samples {
+			for _, line := range s.Broken {
+				fmt.Fprintf(b, "  **broken**: %s\n", line)
+			}
+		}
+	}
 }
 
 // failed is an error when a work could not be done. A goal that was missed is no error.

@@ -23,6 +23,7 @@ type config struct {
 	cacheSize string
 	jsonPath  string
 	rounds    int
+	median    bool
 	scale     int // all sizes are divided by it
 	firstByte time.Duration
 	perConn   int64
@@ -52,6 +53,7 @@ func parse(args []string) (*config, bool, error) {
 	fs.StringVar(&c.cacheSize, "cache-size", "20GiB", "--cache-size of every mount")
 	fs.StringVar(&c.jsonPath, "json", "", "write the results to this `file` too")
 	fs.IntVar(&c.rounds, "rounds", 3, "how often each side is measured; the best counts")
+	fs.BoolVar(&c.median, "median", false, "the median of the rounds counts, not the best: for a machine that is busy with other work")
 	fs.BoolVar(&quick, "quick", false, "an eighth of the size and two rounds: to see that it works, not for figures")
 	fs.BoolVar(&list, "list", false, "list the works and do nothing")
 	fs.DurationVar(&c.firstByte, "first-byte", 20*time.Millisecond, "the link's time to the first byte")
@@ -167,6 +169,10 @@ func (w *world) measure(ctx context.Context, k work) (row Row, err error) {
 			side.to.add(s, k.unit)
 			w.cfg.say("%-15s %-6s %s  (CPU %.2f s)", k.name, side.name, format(s.value(k.unit), k.unit), s.CPU)
 		}
+	}
+	if w.cfg.median {
+		row.Ours.median(k.unit)
+		row.Limit.median(k.unit)
 	}
 	row.judge()
 	return row, nil

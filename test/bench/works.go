@@ -51,8 +51,20 @@ type sample struct {
 	Daemon float64 `json:"daemon_cpu_s,omitempty"`
 	// LinkBytes came over the link, from the start until the daemon was idle.
 	LinkBytes int64 `json:"link_bytes,omitempty"`
-	// DaemonOpens are the opens that the kernel could not read by itself (warm works only).
+	// DaemonOpens are the opens that the kernel could not read by itself (not of cold works).
 	DaemonOpens int64 `json:"daemon_opens,omitempty"`
+
+	// Of works that write, for that many Files: the requests of the kernel, those to the bucket,
+	// and those to read it all back; what should not have been; and how long after the last
+	// program had ended all of it was in the bucket.
+	Files  int              `json:"files,omitempty"`
+	Fuse   map[string]int64 `json:"fuse_requests,omitempty"`
+	S3     map[string]int64 `json:"s3_requests,omitempty"`
+	S3Read map[string]int64 `json:"s3_requests_read_back,omitempty"`
+	Broken []string         `json:"broken,omitempty"`
+	Lag    float64          `json:"lag_s,omitempty"`
+
+	start int64 // when the first of its programs began
 }
 
 func (s sample) value(u unit) float64 {
@@ -135,6 +147,7 @@ func (w *world) works() []work {
 		"read-rand", "-block", "4096", "-count", n(2_000_000))
 	warm("warm-images-1", n(imageCount)+" warm images of 110 KB, 1 thread, from the disk", perSec, 0.9, "images", false, "read-files")
 	warm("warm-images-8", n(imageCount)+" warm images of 110 KB, 8 threads, from the disk", perSec, 0.9, "images", false, "read-files", "-threads", "8")
+	ws = append(ws, w.writeWorks()...)
 	return append(ws, work{
 		name: "first-byte", title: "mount to first byte of a warm file", unit: seconds, goal: goal{AtMost: 1},
 		prepare: func(ctx context.Context) error { return w.warmUp(ctx, "names") },
@@ -181,7 +194,7 @@ func (w *world) programs(ctx context.Context, l *link.Link, argsets ...[]string)
 		s.Ops += res.Ops
 		s.CPU += p.cpu()
 	}
-	s.Seconds = float64(end-start) / 1e9
+	s.start, s.Seconds = start, float64(end-start)/1e9
 	return s, failed
 }
 

@@ -102,6 +102,8 @@ type Status struct {
 		OpensPassthrough int64 `json:"opens_passthrough"`
 		OpensDaemon      int64 `json:"opens_daemon"`
 		FailedRequests   int64 `json:"failed_requests"`
+		// Requests of the kernel, by name ("lookup", "write").
+		Requests map[string]int64 `json:"requests"`
 	} `json:"files"`
 }
 
