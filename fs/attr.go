@@ -2,8 +2,10 @@ package fs
 
 import (
 	"context"
+	"errors"
 	"time"
 
+	"github.com/leatfs/leatfs/cache"
 	"github.com/leatfs/leatfs/fs/meta"
 )
 
@@ -64,20 +66,37 @@ func (f *FS) owner(in *meta.Inode) (mode, uid, gid uint32) {
 	return mode, f.opt.UID, f.opt.GID
 }
 
-// attrNow are the attributes with what only the staging file of a file knows.
+// attrNow are the attributes with what only the staging file of a file knows. Should it have been
+// published at this moment, in is as it is then.
 func (f *FS) attrNow(in *meta.Inode) (Attr, error) {
-	a := f.attr(in)
-	if in.Stage == 0 {
-		return a, nil
-	}
-	st, err := f.cache.StatStage(in.Stage)
-	if err != nil {
+	for {
+		a := f.attr(in)
+		if in.Stage == 0 {
+			return a, nil
+		}
+		st, err := f.cache.StatStage(in.Stage)
+		if err == nil {
+			a.Size, a.Blocks = st.Size, st.Blocks
+			a.MTime, a.ATime = st.Mtim.Nano(), st.Atim.Nano()
+			a.CTime = max(st.Ctim.Nano(), in.CTime)
+			return a, nil
+		}
+		if now, gone := f.unstaged(in, err); gone {
+			*in = now
+			continue
+		}
 		return a, err
 	}
-	a.Size, a.Blocks = st.Size, st.Blocks
-	a.MTime, a.ATime = st.Mtim.Nano(), st.Atim.Nano()
-	a.CTime = max(st.Ctim.Nano(), in.CTime)
-	return a, nil
+}
+
+// unstaged tells whether err is that the staging file of an inode is not there because the inode has
+// another, or none, by now.
+func (f *FS) unstaged(in *meta.Inode, err error) (now meta.Inode, gone bool) {
+	if !errors.Is(err, cache.ErrNoStage) {
+		return now, false
+	}
+	now, err = f.db.Inode(in.Ino)
+	return now, err == nil && now.Stage != in.Stage
 }
 
 // entry is the answer for an inode, with the time that it stays fresh.

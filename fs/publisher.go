@@ -158,6 +158,9 @@ func (f *FS) completeNow(ino meta.Ino) error {
 		o.closeStage()
 	}
 	if writers, _, err := f.cache.StageBusy(in.Stage); err != nil {
+		if _, gone := f.unstaged(&in, err); gone {
+			return nil
+		}
 		return err
 	} else if writers {
 		return errStillWritten

@@ -31,6 +31,14 @@ func (f *FS) Setattr(ctx context.Context, node NodeID, fh uint64, set SetAttr) (
 			return Attr{}, 0, err
 		}
 	}
+	if in.Stage != 0 {
+		// It may not be published between the change of the index and that of the file.
+		end, err := f.open.begin(ctx, node)
+		if err != nil {
+			return Attr{}, 0, err
+		}
+		defer end(nil)
+	}
 	if in, err = f.setAttr(ctx, in.Ino, &set); err != nil {
 		return Attr{}, 0, err
 	}

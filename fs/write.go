@@ -145,6 +145,9 @@ func (f *FS) Fsync(ctx context.Context, node NodeID, fh uint64, dataOnly bool) e
 		return err
 	}
 	if err := f.syncStage(&in); err != nil {
+		if _, gone := f.unstaged(&in, err); gone {
+			return nil // the origin has it
+		}
 		return &PathError{Op: "fsync", Path: f.path(in.Parent, in.Name), Err: err}
 	}
 	if f.policy(node).FsyncRemote {
@@ -213,6 +216,9 @@ func (f *FS) Seek(ctx context.Context, node NodeID, fh uint64, off int64, whence
 	}
 	file, err := f.cache.OpenStage(in.Stage, os.O_RDONLY)
 	if err != nil {
+		if _, gone := f.unstaged(&in, err); gone {
+			return f.Seek(ctx, node, fh, off, whence)
+		}
 		return 0, err
 	}
 	defer closeFile(file)
