@@ -446,7 +446,7 @@ func (d *daemon) serve(context.Context) error {
 		return nil
 	})
 	d.beats.watch(d)
-	ctl = startControl(d.control, d.listens, func() any { return d.status() }, d.metrics, d.ledgerHandlers(), d.log)
+	ctl = startControl(d.control, d.listens, func() any { return d.status() }, d.metrics, d.handlers(), d.log)
 	if c.metricsAddr != "" {
 		stop, err := serveMetrics(c.metricsAddr, d.metrics, d.log)
 		if err != nil {

@@ -71,7 +71,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(mountCommand(), umountCommand(), statusCommand(), syncCommand(), retryCommand(), discardCommand(), upgradeCommand(), versionCommand())
+	root.AddCommand(mountCommand(), umountCommand(), statusCommand(), syncCommand(), retryCommand(), discardCommand(), verifyCommand(), upgradeCommand(), versionCommand())
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return exitOK
@@ -80,7 +80,14 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if errors.As(err, &told) {
 		return exitError
 	}
+	var verdict verdictError
+	if errors.As(err, &verdict) && verdict.err == nil {
+		return verdict.code
+	}
 	fmt.Fprintf(stderr, "leatfs: %s\n", singleLine(err))
+	if verdict.code != 0 {
+		return verdict.code
+	}
 	var usage usageError
 	if errors.As(err, &usage) {
 		return exitUsage

@@ -46,11 +46,16 @@ type WritesStatus struct {
 	LedgerError string `json:"error,omitempty"` // why the above is not known
 	// Conditional: the bucket puts an object only in place of the one that was meant. Where it does not, what
 	// somebody else writes at the same moment may be overwritten.
-	Conditional  bool  `json:"conditional_writes"`
-	StagedFiles  int64 `json:"staged_files"` // files on the cache disks that hold it, the unlinked ones among them
-	StagedBytes  int64 `json:"staged_bytes"`
-	BallastBytes int64 `json:"ballast_bytes"` // disk space kept for more of it
-	Full         bool  `json:"full"`          // there is no room for more
+	Conditional bool `json:"conditional_writes"`
+	// Replaced and Removed count objects that were published here and that somebody else replaced or removed
+	// since, as far as noticed; LastForeign is the path of the last one.
+	Replaced     int64  `json:"replaced_by_others"`
+	Removed      int64  `json:"removed_by_others"`
+	LastForeign  string `json:"last_by_others,omitempty"`
+	StagedFiles  int64  `json:"staged_files"` // files on the cache disks that hold it, the unlinked ones among them
+	StagedBytes  int64  `json:"staged_bytes"`
+	BallastBytes int64  `json:"ballast_bytes"` // disk space kept for more of it
+	Full         bool   `json:"full"`          // there is no room for more
 }
 
 // KeeperStatus is what became of the processes of the mount.

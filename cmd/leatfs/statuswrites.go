@@ -18,6 +18,8 @@ func (d *daemon) writes() WritesStatus {
 	if w.Ledger, err = d.fs.Ledger(statusEntries); err != nil {
 		w.LedgerError = err.Error()
 	}
+	foreign := d.fs.Foreign()
+	w.Replaced, w.Removed, w.LastForeign = foreign.Replaced, foreign.Removed, foreign.Last
 	caps := d.store.Caps()
 	w.Conditional = caps.PutIfNoneMatch && caps.PutIfMatch
 	for _, x := range d.cache.Stats().Dirs {
@@ -65,6 +67,9 @@ func showWrites(w *WritesStatus, row func(name, format string, a ...any)) {
 	}
 	if w.Conflicts > 0 {
 		row("conflict", "%d files were changed by somebody else too: theirs keep the names, ours are NAME.conflict-HOST-TIME", w.Conflicts)
+	}
+	if w.Replaced+w.Removed > 0 {
+		row("others", "of what was published here, others have replaced %d objects and removed %d; the last: %s", w.Replaced, w.Removed, w.LastForeign)
 	}
 	if w.StagedFiles > 0 || w.Unlinked > 0 {
 		unlinked := ""

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"strconv"
 
@@ -37,6 +38,13 @@ func (d *daemon) verifyHandlers() map[string]http.HandlerFunc {
 	return map[string]http.HandlerFunc{
 		"GET /verify/files": d.handleVerifyFiles, "GET /verify/object": d.handleVerifyObject, "GET /verify/content": d.handleVerifyContent,
 	}
+}
+
+// handlers are what can be asked of a mount beside its status.
+func (d *daemon) handlers() map[string]http.HandlerFunc {
+	all := d.ledgerHandlers()
+	maps.Copy(all, d.verifyHandlers())
+	return all
 }
 
 func (d *daemon) handleVerifyFiles(w http.ResponseWriter, r *http.Request) {
