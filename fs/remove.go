@@ -157,6 +157,9 @@ func (f *FS) removeIn(tx *meta.Tx, d, in *meta.Inode, name string, fx *effects) 
 		return err
 	}
 	left.CTime = now
+	if err := f.leaveKey(tx, d.Prefix+name, fx); err != nil {
+		return err
+	}
 	if left.Flags&meta.Removed == 0 {
 		if primary {
 			p, err := tx.Inode(left.Parent)
@@ -191,7 +194,7 @@ func (f *FS) removeIn(tx *meta.Tx, d, in *meta.Inode, name string, fx *effects) 
 	if err := tx.Update(&left); err != nil {
 		return err
 	}
-	if err := f.keepDir(tx, d); err != nil {
+	if err := f.keepDir(tx, d, fx); err != nil {
 		return err
 	}
 	return tx.Touch(d.Ino, now)
@@ -209,22 +212,14 @@ func objectKey(in *meta.Inode, key string) string {
 // object, and what a publication that was under way may have put there.
 func (f *FS) forsake(tx *meta.Tx, in *meta.Inode, key string, fx *effects) error {
 	if in.Kind == meta.KindDir {
-		t := meta.Tomb{Key: in.Prefix, Prefix: true, ETag: in.Object.ETag}
-		if in.Flags&meta.Marker == 0 {
-			d, err := tx.Dirty(in.Ino)
-			if err := absent(err); err != nil {
-				return err
-			}
-			switch {
-			case d.Token != "":
-				t.Token = d.Token
-			case f.db.TombCount() == 0:
-				return nil // nothing there, and nothing below that is yet to go
-			default:
-				t.ETag = noObject
-			}
+		d, err := tx.Dirty(in.Ino)
+		if err := absent(err); err != nil {
+			return err
 		}
-		return f.entomb(tx, &t, fx)
+		if in.Flags&meta.Marker == 0 && d.Token == "" && f.db.TombCount() == 0 {
+			return nil // nothing there, and nothing below that is yet to go
+		}
+		return f.entombDir(tx, in, in.Prefix, d.Token, fx)
 	}
 	if err := f.strayed(tx, in, key, fx); err != nil || in.Object.ETag == "" {
 		return err
@@ -234,6 +229,27 @@ func (f *FS) forsake(tx *meta.Tx, in *meta.Inode, key string, fx *effects) error
 		return err
 	}
 	t.ETag, t.VersionID, t.Needed = in.Object.ETag, in.Object.VersionID, 0
+	return f.entomb(tx, &t, fx)
+}
+
+// entombDir notes that the object of a directory is to go, if it has one, or may have one with a
+// token, and that the origin is not to be believed that there is a directory.
+func (f *FS) entombDir(tx *meta.Tx, in *meta.Inode, key, token string, fx *effects) error {
+	t, err := f.tombOf(tx, key)
+	if err != nil {
+		return err
+	}
+	t.Prefix = true
+	switch {
+	case in.Flags&meta.Marker != 0:
+		if t.ETag = in.Object.ETag; t.ETag == "" {
+			t.Token = "" // whatever it is
+		}
+	case token != "":
+		t.Token = token
+	case t.Seq == 0:
+		t.ETag = noObject
+	}
 	return f.entomb(tx, &t, fx)
 }
 
@@ -265,6 +281,16 @@ func (f *FS) tombOf(tx *meta.Tx, key string) (meta.Tomb, error) {
 	return t, nil
 }
 
+// leaveKey has what is to be deleted under a key deleted, if nobody overwrites it any more: the name is
+// no longer that of the inode that bury left it to.
+func (f *FS) leaveKey(tx *meta.Tx, key string, fx *effects) error {
+	t, err := tx.Tomb(key)
+	if err == nil && t.Done == 0 {
+		fx.tombs = append(fx.tombs, key)
+	}
+	return absent(err)
+}
+
 // entomb writes a tomb as the newest.
 func (f *FS) entomb(tx *meta.Tx, t *meta.Tomb, fx *effects) error {
 	t.Seq = f.db.NextSeq()
@@ -288,27 +314,37 @@ func (f *FS) moveObject(tx *meta.Tx, in, was *meta.Inode, from, to string, fx *e
 	if err := f.strayed(tx, in, from, fx); err != nil {
 		return err
 	}
-	if was.Object.ETag == "" {
-		if in.Flags&meta.Local != 0 {
-			fx.moved = append(fx.moved, *in)
+	d, err := tx.Dirty(in.Ino)
+	if was.Object.ETag == "" && errors.Is(err, meta.ErrNotFound) {
+		return nil
+	}
+	if errors.Is(err, meta.ErrNotFound) {
+		d, err = meta.Dirty{Ino: in.Ino, Since: f.now(), Seq: 1}, nil
+	}
+	if err != nil {
+		return err
+	}
+	if d.Seq != 0 || in.Stage == 0 {
+		// It has come to its name now: after all that was complete before.
+		d.Seq = f.db.NextSeq()
+	}
+	if in.Stage == 0 && d.Upload.ID != "" {
+		if err := tx.AddAbort(d.Upload.Key, d.Upload.ID); err != nil {
+			return err
 		}
+		d.Upload = meta.Upload{}
+	}
+	if err := tx.SetDirty(&d); err != nil {
+		return err
+	}
+	if was.Object.ETag == "" {
+		fx.moved = append(fx.moved, *in)
 		return nil
 	}
 	src := objectKey(was, from)
 	in.Object.Key = src
 	if in.Links == 0 && src == to {
 		in.Object.Key = ""
-	}
-	seq := f.db.NextSeq()
-	d, err := tx.Dirty(in.Ino)
-	if errors.Is(err, meta.ErrNotFound) || err == nil && in.Stage == 0 {
-		d, err = meta.Dirty{Ino: in.Ino, Since: f.now(), Seq: seq}, nil
-	}
-	if err != nil {
-		return err
-	}
-	if err := tx.SetDirty(&d); err != nil {
-		return err
 	}
 	in.Flags |= meta.Local
 	fx.moved = append(fx.moved, *in)
@@ -338,7 +374,7 @@ func (f *FS) moveObject(tx *meta.Tx, in, was *meta.Inode, from, to string, fx *e
 
 // keepDir sees to it that a directory that has become empty has an object of its own: without one
 // it would be gone at the origin with the last object in it.
-func (f *FS) keepDir(tx *meta.Tx, d *meta.Inode) error {
+func (f *FS) keepDir(tx *meta.Tx, d *meta.Inode, fx *effects) error {
 	if d.Ino == f.root.Ino || d.Flags&(meta.Marker|meta.Local|meta.Removed) != 0 {
 		return nil
 	}
@@ -350,6 +386,7 @@ func (f *FS) keepDir(tx *meta.Tx, d *meta.Inode) error {
 	if err := tx.Update(d); err != nil {
 		return err
 	}
+	fx.moved = append(fx.moved, *d)
 	return tx.SetDirty(&meta.Dirty{Ino: d.Ino, Since: f.now(), Seq: f.db.NextSeq()})
 }
 
@@ -372,7 +409,8 @@ func (f *FS) forget(ctx context.Context, ino meta.Ino) {
 	}
 	defer end(nil)
 	if f.open.openHandles(ino) || !f.open.drop(node) {
-		return // at its last close
+		f.relabel(&in) // it has no name after a power cut either
+		return         // at its last close
 	}
 	if in.Stage == 0 {
 		f.doom(&in)

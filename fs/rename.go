@@ -1,14 +1,17 @@
 package fs
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"strings"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/leatfs/leatfs/fs/meta"
+	"github.com/leatfs/leatfs/fs/publish"
 	"github.com/leatfs/leatfs/objstore"
 )
 
@@ -133,6 +136,9 @@ func (f *FS) renameIn(tx *meta.Tx, fromDir meta.Ino, name string, toDir meta.Ino
 		return err
 	}
 	in.CTime = now
+	if err := f.leaveKey(tx, from.Prefix+name, fx); err != nil {
+		return err
+	}
 	if !primary {
 		if err := f.forsakeName(tx, in.Ino, from.Prefix+name, fx); err != nil {
 			return err
@@ -151,7 +157,7 @@ func (f *FS) renameIn(tx *meta.Tx, fromDir meta.Ino, name string, toDir meta.Ino
 	if from, err = tx.Inode(fromDir); err != nil {
 		return err
 	}
-	if err := f.keepDir(tx, &from); err != nil {
+	if err := f.keepDir(tx, &from, fx); err != nil {
 		return err
 	}
 	if err := tx.Touch(fromDir, now); err != nil {
@@ -181,44 +187,113 @@ func (f *FS) notBelow(tx *meta.Tx, src, to *meta.Inode) error {
 
 // moveAll notes for an inode that is called to instead of from, and for all below it, where its
 // object is to be. The caller writes in.
+//
+// What is below a directory is published under its new name in the order in which it was completed;
+// of what was published before, that is not known, and what says by custom that the rest is complete goes last.
 func (f *FS) moveAll(tx *meta.Tx, in, was *meta.Inode, from, to string, fx *effects) error {
 	if in.Kind != meta.KindDir {
 		return f.moveObject(tx, in, was, from, to, fx)
 	}
-	from, to = was.Prefix, to+"/"
+	var plan []moving
+	if err := f.planMove(tx, in, was.Prefix, to+"/", &plan); err != nil {
+		return err
+	}
+	slices.SortStableFunc(plan, func(a, b moving) int {
+		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.seq, b.seq))
+	})
+	for i := range plan {
+		m := &plan[i]
+		if err := f.moveBelow(tx, m, fx); err != nil {
+			return err
+		}
+		if m.in.Ino == in.Ino {
+			*in = m.in
+		} else if err := tx.Update(&m.in); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// moving is something in a directory that is renamed.
+type moving struct {
+	in       meta.Inode
+	from, to string // keys, of a directory prefixes
+	rank     int    // what goes before what else
+	seq      uint64 // within a rank
+	further  bool   // in is called otherwise first; this is a further name of it
+}
+
+// The ranks: directories after all that is in them.
+const (
+	rankPublished = iota
+	rankMarker
+	rankWritten
+	rankDir
+)
+
+// planMove adds all that is below a directory, and the directory.
+func (f *FS) planMove(tx *meta.Tx, dir *meta.Inode, from, to string, plan *[]moving) error {
 	if len(to) > maxKey {
 		return ErrNameTooLong
 	}
-	in.Prefix = to
-	objects := len(fx.tombs)
-	err := tx.Readdir(in.Ino, func(child meta.Inode) error {
+	err := tx.Readdir(dir.Ino, func(child meta.Inode) error {
+		m := moving{in: child, from: from + child.Name, to: to + child.Name}
+		switch {
+		case child.Kind == meta.KindDir:
+			return f.planMove(tx, &child, m.from+"/", m.to+"/", plan)
+		case publish.IsMarker(child.Name):
+			m.rank = rankMarker
+		}
 		if child.Links > 0 {
-			if first, err := tx.Inode(child.Ino); err != nil || first.Parent != in.Ino || first.Name != child.Name {
-				if err != nil {
-					return err
-				}
-				// A further name of a file whose object is elsewhere.
-				if err := f.forsakeName(tx, child.Ino, from+child.Name, fx); err != nil {
-					return err
-				}
-				if err := f.touchNames(tx, &first, fx); err != nil {
-					return err
-				}
-				return tx.Update(&first)
+			first, err := tx.Inode(child.Ino)
+			if err != nil {
+				return err
+			}
+			if m.further = first.Parent != dir.Ino || first.Name != child.Name; m.further {
+				m.in = first
 			}
 		}
-		before := child
-		if err := f.moveAll(tx, &child, &before, from+child.Name, to+child.Name, fx); err != nil {
+		d, err := tx.Dirty(child.Ino)
+		if err := absent(err); err != nil {
 			return err
 		}
-		if child == before {
-			return nil
+		if d.Seq != 0 && child.Stage != 0 {
+			m.rank, m.seq = rankWritten, d.Seq
 		}
-		return tx.Update(&child)
+		*plan = append(*plan, m)
+		return nil
 	})
-	if err != nil {
+	*plan = append(*plan, moving{in: *dir, from: from, to: to, rank: rankDir, seq: uint64(len(*plan))})
+	return err
+}
+
+// moveBelow notes for one of them where its object is to be.
+func (f *FS) moveBelow(tx *meta.Tx, m *moving, fx *effects) error {
+	if m.in.Kind == meta.KindDir {
+		return f.moveDir(tx, &m.in, m.from, m.to, fx)
+	}
+	if err := f.leaveKey(tx, m.from, fx); err != nil {
 		return err
 	}
+	if !m.further {
+		was := m.in
+		return f.moveObject(tx, &m.in, &was, m.from, m.to, fx)
+	}
+	// Its object is elsewhere, or moved before. What was done for that stands in the index.
+	var err error
+	if m.in, err = tx.Inode(m.in.Ino); err != nil {
+		return err
+	}
+	if err := f.forsakeName(tx, m.in.Ino, m.from, fx); err != nil {
+		return err
+	}
+	return f.touchNames(tx, &m.in, fx)
+}
+
+// moveDir is moveObject for a directory, after all that is in it.
+func (f *FS) moveDir(tx *meta.Tx, in *meta.Inode, from, to string, fx *effects) error {
+	in.Prefix = to
 	if in.Flags&meta.Local == 0 || in.Flags&meta.Marker != 0 {
 		if err := tx.SetDirty(&meta.Dirty{Ino: in.Ino, Since: f.now(), Seq: f.db.NextSeq()}); err != nil {
 			return err
@@ -226,17 +301,9 @@ func (f *FS) moveAll(tx *meta.Tx, in, was *meta.Inode, from, to string, fx *effe
 	} else if err := f.strayed(tx, in, from, fx); err != nil {
 		return err
 	}
-	if in.Flags&meta.Marker != 0 || in.Flags&meta.Local == 0 || len(fx.tombs) > objects {
-		t, err := f.tombOf(tx, from)
-		if err != nil {
-			return err
-		}
-		if t.Prefix = true; in.Flags&meta.Marker == 0 && t.Token == "" {
-			t.ETag = noObject
-		} else {
-			t.ETag = in.Object.ETag
-		}
-		if err := f.entomb(tx, &t, fx); err != nil {
+	// While something below is yet to go, it must not show the directory.
+	if in.Flags&meta.Marker != 0 || in.Flags&meta.Local == 0 || len(fx.tombs) > 0 || f.db.TombCount() > 0 {
+		if err := f.entombDir(tx, in, from, "", fx); err != nil {
 			return err
 		}
 	}

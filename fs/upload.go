@@ -515,7 +515,7 @@ func (f *FS) conflict(ctx context.Context, w *work, c *publish.Conflict) error {
 	case have.Key == "":
 		// What was there is gone: nothing is lost by putting ours there.
 		return f.rebase(w, "")
-	case ours(have, w.dirty.Token) || ours(have, w.tomb):
+	case ours(have, w.dirty.Token) || ours(have, w.tomb), f.labelledBase(w.in.Stage, have.ETag):
 		return f.rebase(w, have.ETag)
 	case f.opt.LastWins && !f.opt.Protect:
 		f.log.Warn("what somebody else put under this name is overwritten (last-wins)", "path", f.path(w.dir.Ino, w.in.Name), "etag", have.ETag)
@@ -603,7 +603,8 @@ func (f *FS) rebase(w *work, etag string) error {
 var errLater = errors.New("waits")
 
 // bury deletes an object that is no longer wanted: only the version that is meant. That of a
-// directory goes last of all that is below it.
+// directory goes last of all that is below it. What something new is to take the place of stays until that is
+// published, or is called otherwise (leaveKey).
 func (f *FS) bury(ctx context.Context, key string, order func(context.Context) error) error {
 	t, err := f.db.Tomb(key)
 	if err != nil || t.Done != 0 {
@@ -611,6 +612,9 @@ func (f *FS) bury(ctx context.Context, key string, order func(context.Context) e
 	}
 	if t.Needed != 0 {
 		return fmt.Errorf("%w: %q is still to be copied", errLater, key)
+	}
+	if follows, err := f.followed(key); err != nil || follows {
+		return err
 	}
 	if t.Prefix {
 		below := ""
@@ -646,6 +650,26 @@ func (f *FS) bury(ctx context.Context, key string, order func(context.Context) e
 		f.publisher.queue.Hasten(f.tombID(above)) // it may have waited for this
 	}
 	return err
+}
+
+// followed tells whether something is to be published under a key.
+func (f *FS) followed(key string) (bool, error) {
+	below, ok := strings.CutPrefix(key, f.root.Prefix)
+	if !ok {
+		return false, nil
+	}
+	in := f.root
+	for _, name := range strings.Split(strings.TrimSuffix(below, "/"), "/") {
+		var err error
+		if in, err = f.db.Lookup(in.Ino, name); err != nil {
+			return false, absent(err)
+		}
+	}
+	if !published(in.Kind) || (in.Kind == meta.KindDir) != strings.HasSuffix(key, "/") {
+		return false, nil
+	}
+	_, err := f.db.Dirty(in.Ino)
+	return err == nil, absent(err)
 }
 
 // deleteObject deletes the object of a tomb, if it is still that version.
