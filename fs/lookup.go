@@ -98,10 +98,66 @@ func (f *FS) lookup(ctx context.Context, dir *meta.Inode, name string) (meta.Ino
 		if f.missingIsFresh(dir, &lst, name) {
 			return in, ErrNotExist
 		}
-		return f.resolve(ctx, dir, name)
+		return f.missing(ctx, dir, &lst, name)
 	}
 	return in, err
 }
+
+const (
+	// missesFor is how long misses are remembered: who makes many files looks each name up first.
+	missesFor = 10 * time.Second
+	// ownPatience is how long a store is given to say whether there is a name in a directory that
+	// was made here.
+	ownPatience = 2 * time.Second
+)
+
+// missing asks the origin for a name that the index does not have. Many misses in a directory are
+// answered by one listing of it, which holds for all.
+func (f *FS) missing(ctx context.Context, dir *meta.Inode, lst *meta.Listing, name string) (meta.Inode, error) {
+	if noWait(ctx) {
+		return meta.Inode{}, ErrWouldWait
+	}
+	own := dir.Flags&(meta.Local|meta.Ours) != 0
+	if own && f.negatives.since(negKey(dir.Ino, ""), f.now()-int64(missesFor)) {
+		return meta.Inode{}, ErrNotExist // as the origin was not to be reached just now
+	}
+	ask := ctx
+	if own {
+		var cancel context.CancelFunc
+		ask, cancel = context.WithTimeout(ctx, ownPatience)
+		defer cancel()
+	}
+	in, err := f.ask(ask, dir, lst, name)
+	if own && ctx.Err() == nil && (objstore.KindOf(err).Temporary() || errors.Is(err, context.DeadlineExceeded)) {
+		// The directory was made here. Work in it goes on while the store is away: should somebody else
+		// have put something there, that is a conflict, and both are kept.
+		f.negatives.set(negKey(dir.Ino, ""), f.now())
+		return in, ErrNotExist
+	}
+	return in, err
+}
+
+func (f *FS) ask(ctx context.Context, dir *meta.Inode, lst *meta.Listing, name string) (meta.Inode, error) {
+	n := int64(f.staleHits.add(negKey(dir.Ino, "?"), f.now(), f.now()-int64(missesFor)))
+	switch {
+	case lst.Complete == 0 && n > inlineMisses:
+		f.list(dir) // then there is one to go by
+	case lst.Complete != 0 && n > lst.Entries/inlineRelist:
+		if err := f.relist(ctx, dir); err != nil {
+			return meta.Inode{}, err
+		}
+		in, err := f.db.Lookup(dir.Ino, name)
+		if errors.Is(err, meta.ErrNotFound) {
+			err = ErrNotExist
+		}
+		return in, err
+	}
+	return f.resolve(ctx, dir, name)
+}
+
+// inlineMisses is how many names that are missing in a directory are asked for one by one before it
+// is listed.
+const inlineMisses = 4
 
 // freshFor tells how much longer what the index says of in may be believed; lst is its
 // parent's listing. Inodes with local changes are the truth themselves.
