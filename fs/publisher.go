@@ -157,7 +157,7 @@ func (f *FS) completeNow(ino meta.Ino) error {
 	if o := f.open.peek(node); o != nil {
 		o.closeStage()
 	}
-	if writers, _, err := f.cache.StageBusy(in.Stage); err != nil {
+	if writers, err := f.stillWritten(in.Stage); err != nil {
 		if _, gone := f.unstaged(&in, err); gone {
 			return nil
 		}
