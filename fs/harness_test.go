@@ -100,6 +100,9 @@ func newRig(tb testing.TB, dir string, pass bool) *rig {
 func (r *rig) start(t fatal) {
 	t.Helper()
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+	if os.Getenv("LEATFS_TEST_LOG") != "" {
+		log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	}
 	must := func(err error) {
 		if err != nil {
 			t.Fatalf("start: %v", err)

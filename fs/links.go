@@ -96,8 +96,24 @@ func (f *FS) touchNames(tx *meta.Tx, in *meta.Inode, fx *effects) error {
 // date: nothing is to be copied then.
 func (f *FS) promote(tx *meta.Tx, in, was *meta.Inode, from, to string, fx *effects) (done bool, err error) {
 	c, err := copyOf(tx, in.Ino, to)
-	if err != nil || c.ETag == "" {
+	if err != nil {
 		return false, err
+	}
+	d, err := tx.Dirty(in.Ino)
+	if err := absent(err); err != nil {
+		return false, err
+	}
+	token := copyToken(newest(d.Token), to) // of a copy that may be there
+	if c.ETag == "" {
+		if token == "" {
+			return false, nil
+		}
+		t, err := f.tombOf(tx, to)
+		if err != nil {
+			return false, err
+		}
+		t.Token = token
+		return false, f.entomb(tx, &t, fx)
 	}
 	if err := tx.RemoveXattr(in.Ino, recordOf(to)); err != nil {
 		return false, err
@@ -107,7 +123,7 @@ func (f *FS) promote(tx *meta.Tx, in, was *meta.Inode, from, to string, fx *effe
 		if err != nil {
 			return false, err
 		}
-		t.ETag = c.ETag
+		t.ETag, t.Token = c.ETag, token
 		return false, f.entomb(tx, &t, fx) // to be overwritten
 	}
 	if err := f.strayed(tx, in, from, fx); err != nil {
@@ -160,8 +176,14 @@ func (f *FS) publishName(ctx context.Context, w *work, n meta.Name, order func(c
 		Token: copyToken(newest(w.dirty.Token), key), Order: order, IfNoneMatch: base == "", IfMatch: base}
 	out, err := f.publisher.pub.Publish(ctx, job)
 	var other *publish.Conflict
-	if errors.As(err, &other) && other.Have.Key == "" {
-		job.IfNoneMatch, job.IfMatch = true, ""
+	if errors.As(err, &other) {
+		if t := publish.TokenOf(other.Have); other.Have.Key == "" {
+			job.IfNoneMatch, job.IfMatch = true, ""
+		} else if t != "" && t == copyToken(former(w.dirty.Token), key) {
+			job.IfNoneMatch, job.IfMatch = false, other.Have.ETag // an earlier content, copied unnoticed
+		} else {
+			return &PathError{Op: "publish", Path: f.path(n.Parent, n.Name), Err: err}
+		}
 		out, err = f.publisher.pub.Publish(ctx, job)
 	}
 	if err != nil {

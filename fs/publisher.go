@@ -28,6 +28,7 @@ type publisher struct {
 	queue *publish.Queue
 	pub   *publish.Publisher
 	seed  maphash.Seed
+	turn  sync.Mutex // is held by who makes files complete; before mu and openTable.opening
 
 	mu       sync.Mutex
 	complete []meta.Ino             // to be looked at by the completer, oldest first; by mu
@@ -92,19 +93,13 @@ func (f *FS) completer() {
 	defer f.wg.Done()
 	p := &f.publisher
 	for {
-		p.mu.Lock()
-		todo := p.complete
-		p.complete = nil
-		next := time.Duration(-1)
-		for ino, at := range p.again {
-			if d := time.Until(at); d <= 0 {
-				todo = append(todo, ino)
-				delete(p.again, ino)
-			} else if next < 0 || d < next {
-				next = d
-			}
+		p.turn.Lock()
+		todo, next := p.closed()
+		f.completeEach(todo)
+		p.turn.Unlock()
+		if f.ctx.Err() != nil {
+			return
 		}
-		p.mu.Unlock()
 		if len(todo) == 0 {
 			var timer <-chan time.Time
 			if next >= 0 {
@@ -116,22 +111,54 @@ func (f *FS) completer() {
 			case <-p.wake:
 			case <-timer:
 			}
-			continue
-		}
-		for _, ino := range todo {
-			if f.ctx.Err() != nil {
-				return
-			}
-			if err := f.completeNow(ino); err != nil {
-				if !errors.Is(err, errStillWritten) {
-					f.log.Error("a file that was closed cannot be noted as complete; tried again", "inode", ino, "err", err)
-				}
-				p.mu.Lock()
-				p.again[ino] = time.Now().Add(mappedPoll)
-				p.mu.Unlock()
-			}
 		}
 	}
+}
+
+// closed takes what is to be looked at, and tells in how long there is more, negative when nothing is
+// known to come.
+func (p *publisher) closed() (todo []meta.Ino, next time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	todo, p.complete = p.complete, nil
+	next = -1
+	for ino, at := range p.again {
+		if d := time.Until(at); d <= 0 {
+			todo = append(todo, ino)
+			delete(p.again, ino)
+		} else if next < 0 || d < next {
+			next = d
+		}
+	}
+	return todo, next
+}
+
+// completeEach makes files complete, in this order. By turn.
+func (f *FS) completeEach(todo []meta.Ino) {
+	p := &f.publisher
+	for _, ino := range todo {
+		if f.ctx.Err() != nil {
+			return
+		}
+		if err := f.completeNow(ino); err != nil {
+			if !errors.Is(err, errStillWritten) {
+				f.log.Error("a file that was closed cannot be noted as complete; tried again", "inode", ino, "err", err)
+			}
+			p.mu.Lock()
+			p.again[ino] = time.Now().Add(mappedPoll)
+			p.mu.Unlock()
+		}
+	}
+}
+
+// completeClosed returns when all that was closed before is complete: what gets its name now comes
+// after it. The caller is not the one to open any node.
+func (f *FS) completeClosed() {
+	p := &f.publisher
+	p.turn.Lock()
+	defer p.turn.Unlock()
+	todo, _ := p.closed()
+	f.completeEach(todo)
 }
 
 var errStillWritten = errors.New("somebody has it mapped for writing")

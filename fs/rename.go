@@ -63,6 +63,7 @@ func (f *FS) Rename(ctx context.Context, parent NodeID, name string, toParent No
 			return err
 		}
 	}
+	f.completeClosed()
 	var fx effects
 	err = f.change(ctx, opRename, func(tx *meta.Tx) error {
 		fx.reset()

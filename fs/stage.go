@@ -187,7 +187,17 @@ func (f *FS) staged(in *meta.Inode, id cache.ID, flags meta.Flags, another bool)
 		if now.Flags&meta.Removed != 0 {
 			return nil
 		}
-		return tx.SetDirty(&meta.Dirty{Ino: in.Ino, Since: f.now()})
+		// A copy of what it was may be under way.
+		d, err := tx.Dirty(in.Ino)
+		if err := absent(err); err != nil {
+			return err
+		}
+		if d.Upload.ID != "" {
+			if err := tx.AddAbort(d.Upload.Key, d.Upload.ID); err != nil {
+				return err
+			}
+		}
+		return tx.SetDirty(&meta.Dirty{Ino: in.Ino, Since: f.now(), Token: outdated(d.Token)})
 	})
 	return now, err
 }

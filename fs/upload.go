@@ -36,6 +36,8 @@ type work struct {
 	key     string
 	base    string // ETag of what is to be under the key before; "": nothing
 	tomb    string // tokens of what else of ours may be there
+	// needs is an inode that is still to be copied from key, and comes later.
+	needs meta.Ino
 }
 
 // look reads what there is to do; ok is false when there is nothing, or not now.
@@ -61,7 +63,14 @@ func (f *FS) look(ino meta.Ino) (w work, ok bool, err error) {
 		case err == nil && t.Done == 0 && t.ETag != noObject:
 			w.base = t.ETag
 			if t.Needed != 0 && t.Needed != ino {
-				return fmt.Errorf("%w: what is under %q is still to be copied", errLater, w.key)
+				needs, err := tx.Dirty(t.Needed)
+				if err := absent(err); err != nil {
+					return err
+				}
+				if needs.Ino != 0 && needs.Seq < w.dirty.Seq {
+					return fmt.Errorf("%w: what is under %q is still to be copied", errLater, w.key)
+				}
+				w.needs = needs.Ino
 			}
 		case err != nil && !errors.Is(err, meta.ErrNotFound):
 			return err
@@ -112,6 +121,9 @@ func (f *FS) publishOnce(ctx context.Context, ino meta.Ino, order func(context.C
 	w, ok, err := f.look(ino)
 	if err != nil || !ok {
 		return err
+	}
+	if w.needs != 0 {
+		return f.fetchSource(ctx, w.needs, w.key)
 	}
 	job := publish.Job{Key: w.key, Token: newest(w.dirty.Token), Order: order,
 		IfNoneMatch: w.base == "", IfMatch: w.base,
@@ -515,7 +527,7 @@ func (f *FS) conflict(ctx context.Context, w *work, c *publish.Conflict) error {
 	case have.Key == "":
 		// What was there is gone: nothing is lost by putting ours there.
 		return f.rebase(w, "")
-	case ours(have, w.dirty.Token) || ours(have, w.tomb), f.labelledBase(w.in.Stage, have.ETag):
+	case ours(have, w.dirty.Token) || ours(have, w.tomb):
 		return f.rebase(w, have.ETag)
 	case f.opt.LastWins && !f.opt.Protect:
 		f.log.Warn("what somebody else put under this name is overwritten (last-wins)", "path", f.path(w.dir.Ino, w.in.Name), "etag", have.ETag)
