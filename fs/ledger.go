@@ -247,9 +247,11 @@ func queueState(q *publish.ItemState) LedgerState {
 
 // written tells whether somebody can write to a file: it is open for that, or mapped.
 func (f *FS) written(ino meta.Ino) bool {
-	if f.open.writers(ino) > 0 {
-		return true
-	}
+	return f.open.writers(ino) > 0 || f.mapped(ino)
+}
+
+// mapped tells whether the completer found that somebody can write to a file though it is closed.
+func (f *FS) mapped(ino meta.Ino) bool {
 	p := &f.publisher
 	p.mu.Lock()
 	defer p.mu.Unlock()

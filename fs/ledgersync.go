@@ -23,7 +23,10 @@ const (
 	syncHasten = 5 * time.Second
 	// syncClosing is how long Sync waits for the close of a file that is open for writing: the kernel
 	// tells of a close after the program has returned from it.
-	syncClosing = 300 * time.Millisecond
+	syncClosing = 500 * time.Millisecond
+	// syncMapped is how long it waits for a closed file that somebody has mapped, or seems to: the kernel
+	// gives the staging file back a moment after the last close.
+	syncMapped = 1500 * time.Millisecond
 	// syncEntries is how many entries SyncResult has at most.
 	syncEntries = 1000
 )
@@ -34,7 +37,7 @@ const (
 // the caller's goroutine, with few entries.
 func (f *FS) Sync(ctx context.Context, progress func(Ledger)) (SyncResult, error) {
 	now := time.Now()
-	s := syncing{f: f, ctx: ctx, progress: progress, seq: f.db.NextSeq(), began: f.now(), open: now.Add(syncClosing), told: now,
+	s := syncing{f: f, ctx: ctx, progress: progress, seq: f.db.NextSeq(), began: f.now(), open: now.Add(syncClosing), mapped: now.Add(syncMapped), told: now,
 		waited: make(map[meta.Ino]uint64)}
 	err := s.run()
 	left, lerr := f.ledgerNow(syncEntries, func(e *LedgerEntry) bool {
@@ -54,6 +57,7 @@ type syncing struct {
 	seq      uint64 // grows with what becomes complete that was there at began
 	began    int64
 	open     time.Time           // until then files may still turn out to be closed
+	mapped   time.Time           // and until then not to be mapped
 	told     time.Time           // when progress was called last
 	waited   map[meta.Ino]uint64 // the Seq of what the queue was waited for
 	hastened time.Time
@@ -90,7 +94,7 @@ func (s *syncing) look() (pending, queued bool, err error) {
 	if f.db.DirtyCount()+f.db.TombCount() == 0 {
 		return false, false, nil
 	}
-	closing := time.Now().Before(s.open)
+	now := time.Now()
 	var walk error
 	err = f.db.WalkDirty(0, func(d meta.Dirty) bool {
 		if d.Since > s.began || d.Held {
@@ -104,9 +108,15 @@ func (s *syncing) look() (pending, queued bool, err error) {
 			return false
 		}
 		switch {
+		case d.Seq == 0 && f.open.writers(d.Ino) > 0:
+			pending = pending || now.Before(s.open)
+		case d.Seq == 0 && f.mapped(d.Ino):
+			if now.Before(s.mapped) {
+				pending = true
+				f.completeSoon(d.Ino)
+			}
 		case d.Seq == 0:
-			// A closed file is the completer's for a moment.
-			pending = pending || closing || !f.written(d.Ino)
+			pending = true // the completer's, for a moment
 		default:
 			if s.waited[d.Ino] == d.Seq {
 				// The queue has carried out all up to this, and so does not know of it.

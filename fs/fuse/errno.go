@@ -29,10 +29,12 @@ func sentinel(err error) (syscall.Errno, bool) {
 		{fs.ErrNotDir, syscall.ENOTDIR},
 		{fs.ErrNameTooLong, syscall.ENAMETOOLONG},
 		{fs.ErrInvalid, syscall.EINVAL},
+		{fs.ErrNotUTF8, syscall.EILSEQ},
 		{fs.ErrBadHandle, syscall.EBADF},
 		{fs.ErrExist, syscall.EEXIST},
 		{fs.ErrNotEmpty, syscall.ENOTEMPTY},
 		{fs.ErrNotAllowed, syscall.EPERM},
+		{fs.ErrProtected, syscall.EPERM},
 		{fs.ErrNoAttr, syscall.ENODATA},
 		{fs.ErrUnsupported, syscall.EOPNOTSUPP},
 		{fs.ErrCrossDevice, syscall.EXDEV},
@@ -40,6 +42,7 @@ func sentinel(err error) (syscall.Errno, bool) {
 		{fs.ErrTooBig, syscall.EFBIG},
 		{fs.ErrNoData, syscall.ENXIO},
 		{meta.ErrExist, syscall.EEXIST},
+		{fs.ErrNoRoom, syscall.ENOSPC},
 		{meta.ErrNoSpace, syscall.ENOSPC},
 		{session.ErrFull, syscall.ENFILE},
 		{meta.ErrNotFound, syscall.ESTALE}, // its directory was removed meanwhile
@@ -99,7 +102,7 @@ func quiet(e syscall.Errno) bool {
 	case syscall.ENOENT, syscall.EAGAIN, syscall.ESTALE, syscall.EROFS, syscall.EISDIR, syscall.ENOTDIR,
 		syscall.ENAMETOOLONG, syscall.EINTR, syscall.EBADF, syscall.EEXIST, syscall.ENOTEMPTY, syscall.EPERM, syscall.ENODATA,
 		syscall.EOPNOTSUPP, syscall.EXDEV, syscall.EMLINK, syscall.EFBIG, syscall.ENXIO, syscall.ERANGE, syscall.EINVAL,
-		syscall.E2BIG, syscall.ETXTBSY:
+		syscall.E2BIG, syscall.ETXTBSY, syscall.EILSEQ:
 		return true
 	}
 	return false
