@@ -98,7 +98,7 @@ type Notifier interface {
 
 // FS is one mounted origin. All methods may be called in parallel.
 //
-// Lock order: FS.listMu → openTable.mu → (locks of cache, meta). Network is never waited
+// Lock order: FS.listMu → openTable.mu, FS.labels → (locks of cache, meta). Network is never waited
 // for under a lock; singleflight groups are not locks and are entered holding none.
 type FS struct {
 	opt    Options
@@ -127,6 +127,7 @@ type FS struct {
 
 	publisher publisher
 	ledger    ledgerMemo
+	labels    labelLocks
 	foreign   foreign
 
 	open       openTable

@@ -29,6 +29,8 @@ func (f *FS) recover() error {
 	if err != nil && !errors.Is(err, cache.ErrNoRecord) {
 		return err
 	}
+	// The labels that are written from now on are younger than all that there are.
+	f.db.RaiseSeq(uint64(f.now()))
 	dirty, err := f.allDirty()
 	if err != nil {
 		return err
@@ -123,8 +125,12 @@ func (f *FS) takeUp() error {
 }
 
 func (f *FS) takeUpOne(l *left) {
-	if l.in.Stage != 0 && l.in.Flags&meta.Removed == 0 {
-		f.mendLabel(&l.in)
+	if l.in.Flags&meta.Removed == 0 {
+		if l.in.Stage != 0 {
+			f.mendLabel(&l.in)
+		} else if l.in.Kind == meta.KindDir && l.in.Ino != f.root.Ino {
+			f.labelDir(&l.in)
+		}
 	}
 	writers := f.open.writers(l.in.Ino)
 	switch {

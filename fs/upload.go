@@ -195,7 +195,7 @@ func (f *FS) clean(ino meta.Ino, seq uint64, keep meta.Flags) error {
 
 // uploadBegan records a multipart upload before its first part is sent.
 func (f *FS) uploadBegan(ino meta.Ino, seq uint64, u publish.Upload) error {
-	return f.db.Do(func(tx *meta.Tx) error {
+	err := f.db.Do(func(tx *meta.Tx) error {
 		d, err := tx.Dirty(ino)
 		if errors.Is(err, meta.ErrNotFound) || err == nil && d.Seq != seq {
 			return publish.ErrSuperseded
@@ -211,6 +211,10 @@ func (f *FS) uploadBegan(ino meta.Ino, seq uint64, u publish.Upload) error {
 		d.Upload = meta.Upload(u)
 		return tx.SetDirty(&d)
 	})
+	if err != nil {
+		return err
+	}
+	return f.db.Sync() // after a power cut nobody else knows of it
 }
 
 // publishStage uploads a staging file.
@@ -361,6 +365,7 @@ func (f *FS) landed(ctx context.Context, w *work, out publish.Outcome, a *Attr) 
 	}
 	f.after(&fx)
 	if !left && w.in.Stage != 0 && !adopted {
+		f.relabel(&now) // what it is to replace is what has landed
 		f.completeSoon(w.in.Ino)
 	}
 	if more {
@@ -599,7 +604,7 @@ func (f *FS) rebase(w *work, etag string) error {
 		if err != nil {
 			return absent(err)
 		}
-		if now.Stage != 0 && now.Object.ETag != "" {
+		if now.Stage != 0 && now.Object.ETag != "" && now.Flags&meta.Overlay == 0 {
 			now.Object = meta.Object{}
 			return tx.Update(&now)
 		}

@@ -161,6 +161,16 @@ func decodeAbort(k []byte) (u Upload, err error) {
 // far as they are still in a Dirty or a Tomb.
 func (db *DB) NextSeq() uint64 { return db.seq.Add(1) }
 
+// RaiseSeq makes all numbers that NextSeq returns from now on greater than seq.
+func (db *DB) RaiseSeq(seq uint64) {
+	for {
+		now := db.seq.Load()
+		if now >= seq || db.seq.CompareAndSwap(now, seq) {
+			return
+		}
+	}
+}
+
 // loadCounts counts the records of Dirty and Tomb and finds the largest Seq. Called by Open.
 func (db *DB) loadCounts() error {
 	count := func(table byte, seq func(k, v []byte) (uint64, error)) (n int64, err error) {
