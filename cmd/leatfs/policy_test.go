@@ -117,7 +117,7 @@ func TestWriteFlags(t *testing.T) {
 // TestBelowMount: how a path is named.
 func TestBelowMount(t *testing.T) {
 	for file, want := range map[string]string{
-		"/mnt/x/a/b": "/a/b", "/mnt/x/a/../b": "/b", "a/b": "/a/b", "./a": "/a", "/mnt/y": "", "": "", "/mnt/x": "/",
+		"/mnt/x/a/b": "/a/b", "/mnt/x/a/../b": "/b", "a/b": "/a/b", "./a": "/a", "/y/z": "/y/z", "": "", "/mnt/x": "/",
 	} {
 		got, err := belowMount("/mnt/x", file)
 		if got != want || (err != nil) != (want == "") {

@@ -105,8 +105,5 @@ func belowMount(mountpoint, file string) (string, error) {
 		}
 		return filepath.Join("/", rel), nil
 	}
-	if filepath.IsAbs(file) {
-		return "", fmt.Errorf("%s is not in %s", file, mountpoint)
-	}
 	return filepath.Join("/", file), nil
 }

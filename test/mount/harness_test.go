@@ -218,7 +218,7 @@ func (m *mnt) stop() {
 	m.up = false
 	m.quiet()
 	s := m.status()
-	if out, err := m.w.command("umount", m.dir).CombinedOutput(); err != nil {
+	if out, err := m.w.command("umount", "--drain-timeout=20s", m.dir).CombinedOutput(); err != nil {
 		m.t.Errorf("umount: %v\n%s", err, out)
 		_ = syscall.Unmount(m.dir, syscall.MNT_DETACH)
 		_ = syscall.Kill(s.Keeper.PID, syscall.SIGKILL)

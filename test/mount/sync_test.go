@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -89,11 +90,13 @@ func (w *world) refuseWrites() (undo func()) {
 	for _, method := range []string{"PUT", "POST", "DELETE"} {
 		rules = append(rules, w.proxy.Add(fault.Rule{Method: method, Do: fault.AccessDenied()}))
 	}
-	return func() {
+	undo = sync.OnceFunc(func() {
 		for _, r := range rules {
 			r.Remove()
 		}
-	}
+	})
+	w.t.Cleanup(undo) // before the mount is stopped
+	return undo
 }
 
 // TestSync: the command returns when all is in the bucket, with 0; with 1 and a list when something
