@@ -24,7 +24,7 @@ FSX         := 0.3.2
 
 # Tests of the binary on real mounts are not unit tests: they need root.
 MOUNT_TESTS := ./test/mount/...
-UNIT_TESTS   = $$(go list ./... | grep -v -e '/test/mount' -e '/test/systemd' -e '/test/posix')
+UNIT_TESTS   = $$(go list ./... | grep -v -e '/test/mount' -e '/test/powercut' -e '/test/systemd' -e '/test/posix')
 
 PREFIX := /usr
 BIN    := bin/leatfs
@@ -32,7 +32,7 @@ BIN    := bin/leatfs
 ROOT := $(filter 0,$(shell id -u))
 
 .NOTPARALLEL:
-.PHONY: help build install deps tools pyenv lint test test-unit test-mount test-clients-read test-clients test-clients-quick test-systemd test-posix posix-long torture bench demo clean
+.PHONY: help build install deps tools pyenv lint test test-unit test-mount test-clients-read test-clients test-clients-quick test-systemd test-powercut test-posix posix-long torture bench demo clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
@@ -125,6 +125,11 @@ test-clients: build deps tools pyenv ## all unmodified clients that write (root;
 test-systemd: deps tools ## the service under a real systemd, booted from a tree of its own (root)
 	@echo "test: the service under systemd"
 	go test -race -count=1 -timeout 20m ./test/systemd
+
+# LEATFS_CUTS=500 for that many cuts of each kind.
+test-powercut: deps tools ## the power is cut: what was synced is there afterwards, and published (root)
+	@echo "test: power cuts"
+	go test -race -short -count=1 -timeout 20m ./test/powercut/... $(ARGS)
 
 POSIX_TOOLS := $(TOOLS)/.pjdfstest-$(PJDFSTEST) $(TOOLS)/.fsx-$(FSX)
 NO_POSIX    := NOT RUN: pjdfstest and fsx are missing: install Rust 1.85 or later (rustup.rs)

@@ -304,10 +304,6 @@ func TestDaemonPowerCut(t *testing.T) {
 
 // The same of files that were synced and their directories not.
 func TestDaemonPowerCutFsyncOnly(t *testing.T) {
-	if os.Getenv("LEATFS_POWERCUT_LABELS") == "" {
-		t.Skip("leatfs does not yet take up staging files by their labels after a power cut, so these files are lost; " +
-			"LEATFS_POWERCUT_LABELS=1 runs it, and this goes when it does")
-	}
 	Both(t, func(t *testing.T, fs FS) { daemonPowerCut(t, fs, false) })
 }
 
