@@ -79,10 +79,13 @@ func (f *FS) forsakeName(tx *meta.Tx, ino meta.Ino, key string, fx *effects) err
 func (f *FS) touchNames(tx *meta.Tx, in *meta.Inode, fx *effects) error {
 	d, err := tx.Dirty(in.Ino)
 	if errors.Is(err, meta.ErrNotFound) {
-		d, err = meta.Dirty{Ino: in.Ino, Since: f.now(), Seq: f.db.NextSeq()}, nil
+		d, err = meta.Dirty{Ino: in.Ino, Since: f.now(), Seq: 1}, nil
 	}
 	if err != nil {
 		return err
+	}
+	if d.Seq != 0 {
+		d.Seq = f.db.NextSeq() // what is under way is not all of it
 	}
 	if err := tx.SetDirty(&d); err != nil {
 		return err
@@ -197,8 +200,10 @@ func (f *FS) publishName(ctx context.Context, w *work, n meta.Name, order func(c
 		if err := absent(err); err != nil {
 			return err
 		}
-		if err != nil || derr != nil || have.Ino != w.in.Ino || d.Prefix+n.Name != key {
-			t, err := f.tombOf(tx, key) // renamed or removed meanwhile
+		first, ferr := tx.Inode(w.in.Ino)
+		if err != nil || derr != nil || ferr != nil || have.Ino != w.in.Ino || d.Prefix+n.Name != key ||
+			first.Parent == n.Parent && first.Name == n.Name {
+			t, err := f.tombOf(tx, key) // renamed or removed meanwhile, or the first name now
 			if err != nil {
 				return err
 			}

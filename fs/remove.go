@@ -355,6 +355,7 @@ func (f *FS) moveObject(tx *meta.Tx, in, was *meta.Inode, from, to string, fx *e
 		}
 		if in.Links == 0 {
 			in.Flags &^= meta.Local
+			in.Checked = f.now() // a listing that is under way may not have seen it
 		}
 		return tx.ClearDirty(in.Ino, false)
 	}

@@ -178,6 +178,7 @@ func (f *FS) clean(ino meta.Ino, seq uint64, keep meta.Flags) error {
 		}
 		if in.Links == 0 {
 			in.Flags &^= meta.Local &^ keep
+			in.Checked = f.now() // a listing that is under way may have begun before
 			dir, err := tx.Inode(in.Parent)
 			if err != nil {
 				return err
