@@ -287,6 +287,9 @@ func TestSyncFails(t *testing.T) {
 	r.store.Set("p/z", []byte("z"))
 	r.write("kept", "k")
 	r.clean()
+	if _, err := r.list("e", 10); err != nil { // it does not become empty
+		t.Fatal(err)
+	}
 	r.shut.shut.Store(true)
 	r.unlink("e/gone")
 	r.write("p/a", "aa")
