@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/leatfs/leatfs/fs/meta"
 	"github.com/leatfs/leatfs/fs/publish"
@@ -70,7 +72,7 @@ func (f *FS) forsakeName(tx *meta.Tx, ino meta.Ino, key string, fx *effects) err
 	if err != nil {
 		return err
 	}
-	t.ETag, t.Token = c.ETag, token
+	t.ETag, t.Token = c.ETag, tokens(token, t.Token)
 	return f.entomb(tx, &t, fx)
 }
 
@@ -115,7 +117,7 @@ func (f *FS) promote(tx *meta.Tx, in, was *meta.Inode, from, to string, fx *effe
 		if err != nil {
 			return false, err
 		}
-		t.Token = token
+		t.Token = tokens(token, t.Token)
 		return false, f.entomb(tx, &t, fx)
 	}
 	if err := tx.RemoveXattr(in.Ino, recordOf(to)); err != nil {
@@ -126,7 +128,7 @@ func (f *FS) promote(tx *meta.Tx, in, was *meta.Inode, from, to string, fx *effe
 		if err != nil {
 			return false, err
 		}
-		t.ETag, t.Token = c.ETag, token
+		t.ETag, t.Token = c.ETag, tokens(token, t.Token)
 		return false, f.entomb(tx, &t, fx) // to be overwritten
 	}
 	if err := f.strayed(tx, in, from, fx); err != nil {
@@ -182,7 +184,7 @@ func (f *FS) publishName(ctx context.Context, w *work, n meta.Name, order func(c
 	if errors.As(err, &other) {
 		if t := publish.TokenOf(other.Have); other.Have.Key == "" {
 			job.IfNoneMatch, job.IfMatch = true, ""
-		} else if t != "" && t == copyToken(former(w.dirty.Token), key) {
+		} else if earlier := strings.Fields(former(w.dirty.Token)); t != "" && slices.ContainsFunc(earlier, func(e string) bool { return t == copyToken(e, key) }) {
 			job.IfNoneMatch, job.IfMatch = false, other.Have.ETag // an earlier content, copied unnoticed
 		} else {
 			return &PathError{Op: "publish", Path: f.path(n.Parent, n.Name), Err: err}
@@ -207,7 +209,7 @@ func (f *FS) publishName(ctx context.Context, w *work, n meta.Name, order func(c
 			if err != nil {
 				return err
 			}
-			t.ETag, t.Token = out.Object.ETag, job.Token
+			t.ETag, t.Token = out.Object.ETag, tokens(job.Token, t.Token)
 			return f.entomb(tx, &t, &fx)
 		}
 		if err := absent(tx.ClearTomb(key)); err != nil {

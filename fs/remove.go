@@ -246,7 +246,7 @@ func (f *FS) entombDir(tx *meta.Tx, in *meta.Inode, key, token string, fx *effec
 			t.Token = "" // whatever it is
 		}
 	case token != "":
-		t.Token = token
+		t.Token = tokens(token, t.Token)
 	case t.Seq == 0:
 		t.ETag = noObject
 	}
@@ -264,7 +264,7 @@ func (f *FS) strayed(tx *meta.Tx, in *meta.Inode, key string, fx *effects) error
 	if err != nil {
 		return err
 	}
-	t.Token = d.Token
+	t.Token = tokens(d.Token, t.Token)
 	d.Token = ""
 	if err := tx.SetDirty(&d); err != nil {
 		return err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -15,18 +16,33 @@ import (
 	"github.com/leatfs/leatfs/objstore"
 )
 
-// The token of a Dirty is that of its publication, "" before that began, and behind it that of an
-// earlier content of the file under the same key, whose commit may have been carried out unnoticed.
+// The token of a Dirty is that of its publication, "" before that began, and behind it those of
+// earlier contents of the file under the same key, whose commits may have been carried out unnoticed, newest first.
 
 func newest(token string) string { t, _, _ := strings.Cut(token, " "); return t }
 func former(token string) string { _, t, _ := strings.Cut(token, " "); return t }
 
 // outdated is the token of a file whose content has changed since it was published with token.
 func outdated(token string) string {
-	if t := newest(token); t != "" {
-		return " " + t
+	if all := tokens(token, ""); all != "" {
+		return " " + all
 	}
-	return token
+	return ""
+}
+
+// maxTokens bounds what tokens remembers. Publications under one key follow each other: what so many later
+// ones have met is known.
+const maxTokens = 16
+
+// tokens joins the tokens of what else of ours may be under a key, the newest first.
+func tokens(newer, older string) string {
+	all := strings.Fields(newer)
+	for _, t := range strings.Fields(older) {
+		if !slices.Contains(all, t) {
+			all = append(all, t)
+		}
+	}
+	return strings.Join(all[:min(len(all), maxTokens)], " ")
 }
 
 // work is what there is to do for a dirty inode, as of one moment.
@@ -398,7 +414,7 @@ func (f *FS) unchanged(w *work, out *publish.Outcome) (bool, error) {
 func (f *FS) strand(tx *meta.Tx, w *work, d *meta.Dirty, now *meta.Inode, version meta.Object, fx *effects) error {
 	t := meta.Tomb{Key: w.key, ETag: version.ETag, VersionID: version.VersionID, Seq: f.db.NextSeq(), Prefix: w.in.Kind == meta.KindDir}
 	if old, err := tx.Tomb(w.key); err == nil {
-		t.Needed = old.Needed
+		t.Needed, t.Token = old.Needed, old.Token
 	}
 	if err := tx.SetTomb(&t); err != nil {
 		return err
@@ -512,10 +528,10 @@ func (f *FS) sourceGone(w *work, s *publish.SourceChanged) error {
 	return &PathError{Op: "publish", Path: f.path(w.dir.Ino, w.in.Name), Err: fmt.Errorf("it was renamed here, and before the origin had copied it, somebody else removed or replaced its object %q there; put the object back, or give the file up with \"leatfs discard\"", s.Key)}
 }
 
-// ours tells whether an object carries one of two tokens.
+// ours tells whether an object carries one of some tokens.
 func ours(o objstore.Object, tokens string) bool {
 	t := publish.TokenOf(o)
-	return t != "" && (t == newest(tokens) || t == former(tokens))
+	return t != "" && slices.Contains(strings.Fields(tokens), t)
 }
 
 func (f *FS) copyStageIf(obj *cache.Object, w *work) (cache.ID, error) {
@@ -598,8 +614,14 @@ func (f *FS) rebase(w *work, etag string) error {
 			if err := absent(tx.ClearTomb(w.key)); err != nil {
 				return err
 			}
-		} else if err := tx.SetTomb(&meta.Tomb{Key: w.key, ETag: etag, Seq: f.db.NextSeq()}); err != nil {
-			return err
+		} else {
+			old, err := f.tombOf(tx, w.key)
+			if err != nil {
+				return err
+			}
+			if err := tx.SetTomb(&meta.Tomb{Key: w.key, ETag: etag, Token: old.Token, Seq: f.db.NextSeq()}); err != nil {
+				return err
+			}
 		}
 		now, err := tx.Inode(w.in.Ino)
 		if err != nil {
@@ -692,9 +714,9 @@ func (f *FS) followed(key string) (bool, error) {
 
 // deleteObject deletes the object of a tomb, if it is still that version.
 func (f *FS) deleteObject(ctx context.Context, t *meta.Tomb) error {
-	v := publish.Version{ETag: t.ETag, Token: newest(t.Token)}
-	if v.Token == "" {
-		v.Token = former(t.Token)
+	v := publish.Version{ETag: t.ETag}
+	if all := strings.Fields(t.Token); len(all) > 0 {
+		v.Token = all[0]
 	}
 	if v.ETag == noObject {
 		v.ETag = ""
