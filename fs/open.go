@@ -108,12 +108,18 @@ func (f *FS) openAlone(ctx context.Context, node NodeID, flags int) (Opened, err
 		return Opened{}, ErrStale
 	}
 	if writes(flags) && in.Stage == 0 {
+		ino := in.Ino
 		if in, err = f.stage(ctx, node, &in, flags&os.O_TRUNC != 0); err != nil {
+			f.completeSoon(ino) // it may have been staged all the same
 			return Opened{}, err
 		}
 	}
 	if in.Stage != 0 {
-		return f.openStaged(ctx, node, &in, flags)
+		o, err := f.openStaged(ctx, node, &in, flags)
+		if err != nil {
+			f.completeSoon(in.Ino) // nobody will close it
+		}
+		return o, err
 	}
 	return f.openFresh(ctx, node, &in)
 }

@@ -79,6 +79,11 @@ func (f *FS) completeSoon(ino meta.Ino) {
 	p.mu.Lock()
 	p.complete = append(p.complete, ino)
 	p.mu.Unlock()
+	p.poke()
+}
+
+// poke has the completer look.
+func (p *publisher) poke() {
 	select {
 	case p.wake <- struct{}{}:
 	default:
@@ -147,6 +152,7 @@ func (f *FS) completeEach(todo []meta.Ino) {
 			p.mu.Lock()
 			p.again[ino] = time.Now().Add(mappedPoll)
 			p.mu.Unlock()
+			p.poke() // the completer may wait for something later
 		}
 	}
 }
