@@ -20,7 +20,8 @@ func (v Version) is(o objstore.Object) bool {
 // key, whoever removed it. Something else there is a *Conflict, and stays. In a bucket that keeps
 // versions, the object stays as one of them.
 //
-// A store without conditions is asked first what is there; what comes in between is then lost.
+// A store without conditions is asked what is there, and then sent the deletion, once: what comes in between
+// those two requests is lost. Where that one fails, so does Delete, and the caller tries again.
 func (p *Publisher) Delete(ctx context.Context, key string, v Version) (gone bool, err error) {
 	ctx, leave, err := p.enter(ctx)
 	if err != nil {
@@ -46,11 +47,12 @@ func (p *Publisher) Delete(ctx context.Context, key string, v Version) (gone boo
 		etag = o.ETag
 	}
 	for range maxRestarts {
-		opt := objstore.DeleteOptions{IfMatch: etag}
-		if !p.caps.DeleteIfMatch {
-			opt.IfMatch = ""
+		if p.caps.DeleteIfMatch {
+			err = p.store.Delete(ctx, key, objstore.DeleteOptions{IfMatch: etag})
+		} else {
+			// Sent again a minute later it could hit what somebody else has put there meanwhile.
+			err = p.store.Delete(objstore.WithOneTry(ctx), key, objstore.DeleteOptions{})
 		}
-		err = p.store.Delete(ctx, key, opt)
 		if err == nil {
 			return true, nil
 		}

@@ -108,6 +108,9 @@ type attempts struct {
 
 func (s *Store) request(ctx context.Context, op objstore.Op, call func(context.Context) error) error {
 	s.budget.earn()
+	if objstore.OneTry(ctx) {
+		return call(ctx)
+	}
 	return s.try(ctx, op, &attempts{}, call)
 }
 

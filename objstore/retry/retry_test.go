@@ -424,3 +424,18 @@ func TestSlowReader(t *testing.T) {
 		}
 	})
 }
+
+// TestOneTry: what may do harm when it is sent later is sent once.
+func TestOneTry(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		inner := script(filled([]byte("x")), false, objstore.Unavailable)
+		s := retry.New(inner, retry.Options{})
+		err := s.Delete(objstore.WithOneTry(t.Context()), "k", objstore.DeleteOptions{})
+		if !objstore.Is(err, objstore.Unavailable) || inner.asked.Load() != 1 {
+			t.Errorf("%v after %d requests, want Unavailable after 1", err, inner.asked.Load())
+		}
+		if err := s.Delete(t.Context(), "k", objstore.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+}
