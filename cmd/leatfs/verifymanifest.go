@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"io"
 	iofs "io/fs"
 	"os"
 	"path/filepath"
@@ -204,7 +205,7 @@ func sumPlain(ctx context.Context, r *verifyResult) error {
 		return err
 	}
 	sum := sha256.New()
-	if err := copyAll(ctx, sum, f, r.Size); err != nil {
+	if err := copyAll(ctx, sum, io.NewSectionReader(f, 0, r.Size), r.Size); err != nil {
 		return err
 	}
 	r.SHA256 = hex.EncodeToString(sum.Sum(nil))
