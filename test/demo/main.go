@@ -1,7 +1,8 @@
 // Command demo shows leatfs at work: it fills a bucket of an S3 server on this machine with
 // pictures, mounts it, and lets an ordinary PyTorch DataLoader read two epochs from it, from
-// a tree of JPEGs (ImageFolder) and from WebDataset shards. Beside the two epochs it shows
-// what the same DataLoader reaches on plain files of the same disk, and how long the AWS SDK
+// a tree of JPEGs (ImageFolder) and from WebDataset shards. The training ends with a checkpoint that
+// torch.save writes to the mount; it is compared with what the bucket has then. Beside the two epochs the
+// demonstration shows what the same DataLoader reaches on plain files of the same disk, and how long the AWS SDK
 // takes to do nothing but download the same objects.
 //
 // Whatever happens, also Ctrl-C, nothing of it is left behind.
@@ -122,8 +123,8 @@ func (d *demo) show(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	var status string
-	if status, err = d.onMount(ctx, sets); err != nil {
+	var shown mounted
+	if shown, err = d.onMount(ctx, sets); err != nil {
 		return err
 	}
 	for _, s := range sets {
@@ -134,13 +135,16 @@ func (d *demo) show(ctx context.Context) (err error) {
 		}
 		s.ext4 = es[0]
 	}
-	fmt.Printf("\n%s\n%s\n", table(sets), status)
+	fmt.Printf("\n%s\n%s\n%s\n", table(sets), shown.checkpoint, shown.status)
 	fmt.Printf("Done in %.0f s; everything was removed again.\n", time.Since(begun).Seconds())
 	return nil
 }
 
-// onMount does the two epochs of both data sets, each with one DataLoader.
-func (d *demo) onMount(ctx context.Context, sets []*dataset) (status string, err error) {
+// mounted is what was seen on the mount, for people.
+type mounted struct{ checkpoint, status string }
+
+// onMount does the two epochs of both data sets, each with one DataLoader, and writes a checkpoint.
+func (d *demo) onMount(ctx context.Context, sets []*dataset) (shown mounted, err error) {
 	mnt := d.path("mnt")
 	fmt.Printf("    $ leatfs mount s3://%s %s --cache-dir %s\n", bucket, mnt, d.path("cache"))
 	m, err := mountpoint.Start(ctx, mountpoint.Options{
@@ -148,7 +152,7 @@ func (d *demo) onMount(ctx context.Context, sets []*dataset) (status string, err
 		Env: d.server.Env(), Args: []string{"--cache-size", "8GiB"},
 	})
 	if err != nil {
-		return "", err
+		return shown, err
 	}
 	defer func() {
 		fmt.Printf("    $ leatfs umount %s\n", mnt)
@@ -156,16 +160,33 @@ func (d *demo) onMount(ctx context.Context, sets []*dataset) (status string, err
 			err = uerr
 		}
 	}()
-	for _, s := range sets {
-		say("%s: two epochs of a DataLoader on the mount", s.title)
-		es, err := d.train(ctx, s, filepath.Join(mnt, s.dir), 2)
+	for i, s := range sets {
+		last := i == len(sets)-1
+		before, err := m.Status(ctx)
 		if err != nil {
-			return "", errors.Join(err, complaints(m))
+			return shown, err
+		}
+		var more []string
+		if last {
+			say("%s: two epochs of a DataLoader on the mount, and torch.save of a checkpoint", s.title)
+			more = []string{filepath.Join(mnt, checkpoint)}
+		} else {
+			say("%s: two epochs of a DataLoader on the mount", s.title)
+		}
+		es, err := d.train(ctx, s, filepath.Join(mnt, s.dir), 2, more...)
+		if err != nil {
+			return shown, errors.Join(err, complaints(m))
 		}
 		s.cold, s.warm = es[0], es[1]
+		if last {
+			if shown.checkpoint, err = d.landed(ctx, m, &es[1], before); err != nil {
+				return shown, errors.Join(err, complaints(m))
+			}
+		}
 	}
 	text, err := m.Show(ctx)
-	return fmt.Sprintf("$ leatfs status %s\n%s", mnt, text), err
+	shown.status = fmt.Sprintf("$ leatfs status %s\n%s", mnt, text)
+	return shown, err
 }
 
 func complaints(m *mountpoint.Mount) error {

@@ -22,6 +22,8 @@ type epoch struct {
 	Samples int     `json:"samples"`
 	Bytes   int64   `json:"bytes"`
 	Seconds float64 `json:"seconds"`
+	Saved   int64   `json:"saved"`  // bytes of the checkpoint, if one was written after it
+	Saving  float64 `json:"saving"` // seconds
 }
 
 // command is a program that ends with this one, its children too.
@@ -89,9 +91,10 @@ func (d *demo) download(ctx context.Context, s *dataset) (time.Duration, error) 
 	return time.Duration(res.End - res.Start), nil
 }
 
-// train runs epochs of train.py. The page cache is dropped before each.
-func (d *demo) train(ctx context.Context, s *dataset, root string, epochs int) (es []epoch, err error) {
-	cmd := command(ctx, d.python, filepath.Join(d.scripts, "train.py"), s.kind, root, fmt.Sprint(epochs))
+// train runs epochs of train.py. The page cache is dropped before each. more are further arguments.
+func (d *demo) train(ctx context.Context, s *dataset, root string, epochs int, more ...string) (es []epoch, err error) {
+	args := append([]string{filepath.Join(d.scripts, "train.py"), s.kind, root, fmt.Sprint(epochs)}, more...)
+	cmd := command(ctx, d.python, args...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	in, err := cmd.StdinPipe()

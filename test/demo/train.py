@@ -1,9 +1,10 @@
 """Reads a data set as a training job does, with an ordinary PyTorch DataLoader of four
 workers, and tells the throughput of each epoch.
 
-    train.py imagefolder|webdataset DIR EPOCHS
+    train.py imagefolder|webdataset DIR EPOCHS [CHECKPOINT]
 
-Before each epoch it prints "ready" and waits for a line; after it, a line of JSON. The
+After the last epoch the state of a model is saved as CHECKPOINT, as trainers do it: under another name
+first, forced to the disk, and renamed. Before each epoch it prints "ready" and waits for a line; after it, a line of JSON. The
 pictures arrive as JPEG bytes, one tensor for a batch, as they do where the GPU decodes them
 (torchvision.io.decode_jpeg), so that it is the reading that is measured and not this
 machine's decoding; some of each epoch are decoded, to see that they are pictures.
@@ -45,7 +46,20 @@ def web_dataset(root):
     return wds.WebDataset(urls, shardshuffle=100, seed=1).shuffle(100).map(sample), {}
 
 
-def main(kind, root, epochs):
+def save(path):
+    """Saves a model of 24 million parameters; returns how large the file is, and how long that took."""
+    model = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(6)])
+    start = time.monotonic()
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path + ".tmp", "wb") as f:
+        torch.save(model.state_dict(), f)
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(path + ".tmp", path)
+    return {"saved": os.path.getsize(path), "saving": time.monotonic() - start}
+
+
+def main(kind, root, epochs, checkpoint=""):
     from torchvision.io import decode_jpeg
 
     start = time.monotonic()
@@ -62,9 +76,11 @@ def main(kind, root, epochs):
             size += len(data)
             if n % 50 == 0:
                 assert decode_jpeg(data[:lengths[0]]).shape[0] == 3
-        print(json.dumps({"samples": samples, "bytes": size, "seconds": time.monotonic() - start,
-                          "scan": scan if epoch == 0 else 0}), flush=True)
+        told = {"samples": samples, "bytes": size, "seconds": time.monotonic() - start, "scan": scan if epoch == 0 else 0}
+        if checkpoint and epoch == epochs - 1:
+            told |= save(checkpoint)
+        print(json.dumps(told), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), *sys.argv[4:])
