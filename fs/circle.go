@@ -26,6 +26,9 @@ func (f *FS) fetchSource(ctx context.Context, ino meta.Ino, key string) error {
 	}
 	err = f.fetchSourceNow(ctx, node, key)
 	end(err)
+	if d, derr := f.db.Dirty(ino); derr == nil && d.Seq == 0 {
+		f.completeSoon(ino) // unless somebody has it open
+	}
 	f.enqueue(ino)
 	if err == nil || errors.Is(err, ErrStale) {
 		return errRebased // it is looked at again
