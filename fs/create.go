@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"syscall"
+	"time"
 	"unicode/utf8"
 
 	"github.com/leatfs/leatfs/cache"
@@ -87,8 +88,14 @@ func (f *FS) Create(ctx context.Context, parent NodeID, name string, flags int, 
 		return Entry{}, Opened{}, err
 	}
 	e, err := f.entry(&in)
+	e.AttrValid = max(e.AttrValid, justMade)
 	return e, o, err
 }
+
+// justMade is how long the attributes in the answer to CREATE are believed: the kernel wants them once
+// more right after, to see whether the file may be opened. What is written through the kernel makes it
+// ask again.
+const justMade = 10 * time.Millisecond
 
 // create makes a file, or finds it. Of one that is made the staging file is labelled before the
 // index knows it.

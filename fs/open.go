@@ -17,8 +17,8 @@ type Opened struct {
 	// asks Read, and may keep what it has cached of the node: a node id is one version.
 	Passthrough bool
 	Backing     int32
-	// Write: the handle can write, so closing it is a FLUSH that the daemon wants to see.
-	Write bool
+	// Flush: the daemon wants to see each close of the handle.
+	Flush bool
 	// Direct: the kernel must keep no pages of it (O_DIRECT of a file that the daemon serves).
 	Direct bool
 }
@@ -45,7 +45,7 @@ func (f *FS) Open(ctx context.Context, node NodeID, flags int) (Opened, error) {
 	}
 	if unique, resent := requestOf(ctx); resent {
 		if o, ok := f.open.made(node, unique); ok {
-			o.Write = write
+			o.Flush = write && f.flushed(node, o.Passthrough)
 			return o, nil
 		}
 	}

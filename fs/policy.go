@@ -26,6 +26,10 @@ func (p *Policy) matches(file string) bool {
 	return ok && err == nil
 }
 
+// flushed tells whether each close of a handle that can write is to be seen. What the kernel writes by
+// itself is in the file by then; only where closing means publishing there is something to do.
+func (f *FS) flushed(node NodeID, pass bool) bool { return !pass || f.policy(node).CloseRemote }
+
 // policy returns the first that holds for the path of a node; the zero Policy is local.
 func (f *FS) policy(node NodeID) Policy {
 	if len(f.opt.Policies) == 0 {

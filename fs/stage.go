@@ -255,7 +255,7 @@ func (f *FS) openStaged(ctx context.Context, node NodeID, in *meta.Inode, flags 
 		return Opened{}, err
 	}
 	a := opened(o, fh)
-	a.Write = write
+	a.Flush = write && f.flushed(node, o.pass)
 	a.Direct = !o.pass && flags&unix.O_DIRECT != 0
 	return a, nil
 }

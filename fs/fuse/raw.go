@@ -146,8 +146,8 @@ func (r *raw) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) f
 
 func fillOpen(out *fuse.OpenOut, o *fs.Opened) {
 	out.Fh = o.FH
-	if !o.Write {
-		// A handle that only reads has nothing to flush: one request less at each close.
+	if !o.Flush {
+		// One request less at each close.
 		out.OpenFlags = fuse.FOPEN_NOFLUSH
 	}
 	// The kernel refuses other mixes: what it reads by itself it keeps as it sees fit.

@@ -155,15 +155,15 @@ func TestTimes(t *testing.T) {
 	}
 }
 
-// TestOpenFlags: no answer to an open is a mix that the kernel refuses, and a close of a handle that
-// can write is told.
+// TestOpenFlags: no answer to an open is a mix that the kernel refuses, and a close that
+// the daemon wants to see is told.
 func TestOpenFlags(t *testing.T) {
 	for i := range 8 {
-		o := fs.Opened{FH: 9, Backing: 3, Passthrough: i&1 != 0, Direct: i&2 != 0, Write: i&4 != 0}
+		o := fs.Opened{FH: 9, Backing: 3, Passthrough: i&1 != 0, Direct: i&2 != 0, Flush: i&4 != 0}
 		var out fuse.OpenOut
 		fillOpen(&out, &o)
 		pass, direct, keep := out.OpenFlags&fuse.FOPEN_PASSTHROUGH != 0, out.OpenFlags&fuse.FOPEN_DIRECT_IO != 0, out.OpenFlags&fuse.FOPEN_KEEP_CACHE != 0
-		if pass != o.Passthrough || direct != o.Direct || keep == (pass || direct) || out.OpenFlags&fuse.FOPEN_NOFLUSH != 0 == o.Write ||
+		if pass != o.Passthrough || direct != o.Direct || keep == (pass || direct) || out.OpenFlags&fuse.FOPEN_NOFLUSH != 0 == o.Flush ||
 			out.Fh != 9 || pass && out.BackingID != 3 {
 			t.Errorf("%+v: %+v", o, out)
 		}
