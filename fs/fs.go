@@ -213,10 +213,19 @@ func New(cfg Config) (*FS, error) {
 // are released now.
 func (f *FS) Close() error { return f.close(false) }
 
+// closeWait bounds what Close waits for opens of files that were closed just before.
+const closeWait = 5 * time.Second
+
 // Leave is Close of a mount that goes on: what is open stays so for the next process.
 func (f *FS) Leave() error { return f.close(true) }
 
 func (f *FS) close(leave bool) error {
+	if f.publisher.queue != nil {
+		// What was closed is complete; of what has no number the next mount would not know that.
+		late := time.AfterFunc(closeWait, f.cancel)
+		f.completeClosed()
+		late.Stop()
+	}
 	f.cancel()
 	f.stopPublisher()
 	f.wg.Wait()

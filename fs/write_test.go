@@ -450,6 +450,16 @@ func (r *rig) drain(t fatal) {
 			for _, s := range r.fs.publisher.queue.Snapshot() {
 				left = append(left, fmt.Sprintf("queue: %+v", s))
 			}
+			p := &r.fs.publisher
+			p.mu.Lock()
+			left = append(left, fmt.Sprintf("to be complete: %v, again %v", p.complete, p.again))
+			p.mu.Unlock()
+			r.fs.open.mu.Lock()
+			left = append(left, fmt.Sprintf("writing: %v", r.fs.open.writing))
+			for n, b := range r.fs.open.opening {
+				left = append(left, fmt.Sprintf("opening: %#x %v", n, b))
+			}
+			r.fs.open.mu.Unlock()
 			t.Fatalf("still to be published:\n%s", strings.Join(left, "\n"))
 		}
 	}

@@ -432,3 +432,19 @@ func TestRemovedNode(t *testing.T) {
 		t.Errorf("%+v", a)
 	}
 }
+
+// TestClosedAndStopped: what was closed right before the mount ends is published by the next.
+func TestClosedAndStopped(t *testing.T) {
+	p, o := writing(t, true)
+	want := map[string]string{}
+	for i := range 10 {
+		o.shut()
+		name := fmt.Sprint("f", i)
+		p.steps(t, "put "+name+" 1")
+		want[name] = "1"
+		p.stop(t)
+		p.start(t)
+	}
+	o.open()
+	p.wantBucket(t, want)
+}
