@@ -40,6 +40,9 @@ func (f *FS) Sync(ctx context.Context, progress func(Ledger)) (SyncResult, error
 	s := syncing{f: f, ctx: ctx, progress: progress, seq: f.db.NextSeq(), began: f.now(), open: now.Add(syncClosing), mapped: now.Add(syncMapped), told: now,
 		waited: make(map[meta.Ino]uint64)}
 	err := s.run()
+	if err == nil {
+		f.abortUploads(ctx) // those that nobody needs any more are not to stay behind when the mount ends
+	}
 	left, lerr := f.ledgerNow(syncEntries, func(e *LedgerEntry) bool {
 		if e.delete {
 			return e.order <= s.seq

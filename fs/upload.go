@@ -276,16 +276,23 @@ func (f *FS) landed(ctx context.Context, w *work, out publish.Outcome, a *Attr) 
 	adopted := false
 	node := f.nodeOf(&w.in)
 	if w.in.Stage != 0 {
-		version.Size = a.Size
 		// Who opens it for writing holds this, and waits for the end of this publication.
 		end, err := f.open.begin(ctx, node)
 		if err != nil {
 			return err
 		}
 		defer end(nil)
-		if ok, err := f.unchanged(w, &out); err != nil {
+		ok, err := f.unchanged(w, &out)
+		if err != nil {
 			return err
-		} else if ok && w.in.Flags&meta.Overlay != 0 {
+		}
+		if ok {
+			// The times may have been set between a and what was read.
+			if *a, err = f.attrNow(&w.in); err != nil {
+				return err
+			}
+		}
+		if ok && w.in.Flags&meta.Overlay != 0 {
 			adopted = true // what it does not hold is not here: the file goes
 			commit = func(ok bool) {
 				if ok {
