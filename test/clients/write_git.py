@@ -55,7 +55,7 @@ def save(place):
 
 
 def sums(place):
-    out = {"tree": str(sorted(tree(place.path("clone"), skip=(".git",)).items()))}
+    out = {f"tree {k}": v for k, v in tree(place.path("clone"), skip=(".git",)).items()}
     for name in ("clone", "bare.git"):
         out[name + " log"] = git(place.path(name), "log", "--all", "--format=%H %T %s")
     return out
