@@ -194,6 +194,8 @@ func TestTwoNodesRename(t *testing.T) {
 		ok(t, "mkdir", os.Mkdir(b.path("run/sub"), 0o755))
 		ok(t, "write", os.WriteFile(b.path("run/sub/b2"), random(2, 100_000), 0o644))
 		b.drained()
+		late, err := os.Create(b.path("run/late"))
+		ok(t, "create", err)
 
 		ok(t, "rename", os.Rename(a.path("run"), a.path("done")))
 		if got := a.names("done"); !slices.Equal(got, []string{"a1", "b1", "sub/"}) {
@@ -215,6 +217,19 @@ func TestTwoNodesRename(t *testing.T) {
 			return nil
 		})
 		b.same("done/sub/b2", random(2, 100_000))
+
+		// What comes under the old name after that stays there.
+		_, err = late.WriteString("late")
+		ok(t, "write", err)
+		ok(t, "close", late.Close())
+		b.published("run/late", []byte("late"))
+		b.drained()
+		if got := wa.keys("", false); !slices.Equal(got, []string{"done/a1", "done/b1", "done/sub/b2", "run/late"}) {
+			t.Errorf("in the bucket: %q", got)
+		}
+		time.Sleep(negative)
+		a.same("run/late", []byte("late"))
+		b.same("run/late", []byte("late"))
 	})
 }
 

@@ -188,6 +188,12 @@ func TestVerify(t *testing.T) {
 		v = m.verify(1, m.path("d"))
 		v.want(t, map[string]string{"a": "equal CRC64NVME", "small": "differs", "open": "differs"})
 
+		text, _ := w.command("verify", m.path("d")).Output() // the exit code is checked above
+		for _, line := range []string{"differs       " + m.path("d/small") + "  the bucket has another version", "the bucket has no such object; this node had published", "7 files, 3.4MiB: 3 equal, 1 only in the bucket, 2 DIFFER, 1 only here\n"} {
+			if !strings.Contains(string(text), line) {
+				t.Errorf("for people it does not say %q:\n%s", line, text)
+			}
+		}
 		m.verify2(t)
 	})
 }
