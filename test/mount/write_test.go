@@ -214,6 +214,22 @@ func TestWriteNames(t *testing.T) {
 		ok(t, "rmdir", syscall.Rmdir(m.path("e")))
 		_, err = unix.Open(m.dir, unix.O_TMPFILE|unix.O_RDWR, 0o600)
 		wantErrno(t, "O_TMPFILE", err, syscall.EOPNOTSUPP)
+		for _, n := range []string{"p", "q"} {
+			ok(t, "write", os.WriteFile(m.path(n), []byte(n), 0o644))
+		}
+		for name, flag := range map[string]uint{"RENAME_EXCHANGE": unix.RENAME_EXCHANGE, "RENAME_WHITEOUT": unix.RENAME_WHITEOUT} {
+			wantErrno(t, name, unix.Renameat2(unix.AT_FDCWD, m.path("p"), unix.AT_FDCWD, m.path("q"), flag), syscall.EINVAL)
+		}
+		for _, make := range []func(string) error{
+			func(p string) error { return os.WriteFile(p, nil, 0o644) },
+			func(p string) error { return os.Mkdir(p, 0o755) },
+			func(p string) error { return os.Rename(m.path("p"), p) },
+			func(p string) error { return os.Link(m.path("p"), p) },
+			func(p string) error { return os.Symlink("p", p) },
+		} {
+			wantErrno(t, "a name that is not UTF-8", make(m.path("\xff\xfe")), syscall.EILSEQ)
+		}
+		m.same("p", []byte("p"))
 	})
 }
 
