@@ -226,21 +226,21 @@ func (w *world) downloadImages(ctx context.Context) (sample, error) {
 	})
 }
 
-// stored gives f a directory on the disk, and removes it afterwards.
+// stored gives f a directory on the disk, and empties its files afterwards.
 func (w *world) stored(f func(out string) (sample, error)) (sample, error) {
 	out := w.fresh("out")
 	if err := os.Mkdir(out, 0o755); err != nil {
 		return sample{}, err
 	}
 	s, err := f(out)
-	if rerr := os.RemoveAll(out); err == nil {
+	if rerr := hollow(out); err == nil {
 		err = rerr
 	}
 	unix.Sync()
 	return s, err
 }
 
-// cold calls f with the bucket mounted through l on an empty cache, which is removed
+// cold calls f with the bucket mounted through l on an empty cache, whose files are emptied
 // afterwards.
 func (w *world) cold(ctx context.Context, l *link.Link, f func(m *mountpoint.Mount) (sample, error)) (s sample, err error) {
 	cache := w.fresh("cache")
@@ -253,7 +253,7 @@ func (w *world) cold(ctx context.Context, l *link.Link, f func(m *mountpoint.Mou
 			err = uerr
 		}
 		w.cfg.complain(m.Complaints())
-		if rerr := os.RemoveAll(cache); err == nil {
+		if rerr := hollow(cache); err == nil {
 			err = rerr
 		}
 		unix.Sync()
