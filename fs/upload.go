@@ -155,7 +155,7 @@ func (f *FS) publishOnce(ctx context.Context, ino meta.Ino, order func(context.C
 			return f.clean(ino, w.dirty.Seq, meta.Local)
 		}
 		out, err = f.publisher.pub.Marker(ctx, w.key, publish.Metadata(syscall.S_IFDIR|a.Mode, a.UID, a.GID, a.MTime, a.CTime, ""), job.Token)
-	case w.in.Kind == meta.KindSymlink:
+	case w.in.Kind == meta.KindSymlink && (w.in.Object.ETag == "" || objectKey(&w.in, w.key) != w.key): // it never changes
 		a := f.attr(&w.in)
 		job.Data, job.Size = []byte(w.in.Target), int64(len(w.in.Target))
 		job.Metadata = publish.Metadata(syscall.S_IFLNK|0o777, a.UID, a.GID, a.MTime, a.CTime, "")
