@@ -148,11 +148,17 @@ func (s *session) sendParts(ctx context.Context, c *content) (*digest, error) {
 	d := &digest{}
 	var err error
 	n := partCount(c.size, s.up.PartSize)
-	for i := 1; i <= n && err == nil; i++ {
-		err = s.sendPart(w, c, i, d)
+	each := make([]digest, n)
+	for _, i := range s.missingFirst(n) {
+		if err = s.sendPart(w, c, i, &each[i-1]); err != nil {
+			break
+		}
 	}
 	if werr := w.wait(err); werr != nil {
 		return nil, werr
+	}
+	for i := range each {
+		d.blocks = append(d.blocks, each[i].blocks...)
 	}
 	var join cache.Join
 	d.summed = true
@@ -170,6 +176,22 @@ func (s *session) sendParts(ctx context.Context, c *content) (*digest, error) {
 		d.sum = 0
 	}
 	return d, nil
+}
+
+// missingFirst are the numbers of n parts, with those first that the store does not have: the others are read
+// again, and compared, while these are on their way.
+func (s *session) missingFirst(n int) []int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out, have []int
+	for i := 1; i <= n; i++ {
+		if _, ok := s.parts[i]; ok {
+			have = append(have, i)
+		} else {
+			out = append(out, i)
+		}
+	}
+	return append(out, have...)
 }
 
 // partCount is how many parts content has: at least one, which may be empty.
