@@ -7,7 +7,7 @@ import time
 
 from saving import SEED, digest, main, names, same
 
-ROUNDS = 120
+ROUNDS = 60
 
 
 def content(i, n=9000):
