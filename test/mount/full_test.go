@@ -1,0 +1,179 @@
+package mount
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// smallDisk mounts an ext4 of the given MiB and returns where.
+func smallDisk(t *testing.T, mib int64) string {
+	t.Helper()
+	image, dir := filepath.Join(t.TempDir(), "image"), filepath.Join(t.TempDir(), "disk")
+	ok(t, "image", os.WriteFile(image, nil, 0o600))
+	ok(t, "image", os.Truncate(image, mib<<20))
+	ok(t, "mkdir", os.Mkdir(dir, 0o755))
+	for _, args := range [][]string{{"mkfs.ext4", "-q", "-F", "-m", "1", image}, {"mount", "-o", "loop", image, dir}} {
+		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v: %s", args, err, out)
+		}
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Errorf("unmount %s: %v", dir, err)
+			_ = unix.Unmount(dir, unix.MNT_DETACH)
+		}
+	})
+	return dir
+}
+
+func freeOf(t *testing.T, dir string) int64 {
+	t.Helper()
+	var st unix.Statfs_t
+	ok(t, "statfs", unix.Statfs(dir, &st))
+	return int64(st.Bavail) * st.Bsize
+}
+
+// fillDisk writes to a file until it cannot, and returns all that was written to it, and synced says how
+// much of that was on the disk at the last fsync that succeeded.
+func fillDisk(t *testing.T, path string, max int) (wrote []byte, synced int) {
+	t.Helper()
+	f, err := os.Create(path)
+	ok(t, "create the file that fills the disk", err)
+	data := random(99, max)
+	n := 0
+	for n < max {
+		k, err := f.Write(data[n:min(n+256<<10, max)])
+		n += k
+		if errors.Is(err, syscall.ENOSPC) {
+			break
+		}
+		ok(t, "write until the disk is full", err)
+		if n>>20%16 == 0 {
+			if err := f.Sync(); err == nil {
+				synced = n
+			} else if !errors.Is(err, syscall.ENOSPC) {
+				t.Fatalf("fsync: %v", err)
+			}
+		}
+	}
+	if n >= max {
+		t.Fatalf("%d bytes were written to a disk that is smaller, and no ENOSPC", n)
+	}
+	if err := f.Close(); err != nil && !errors.Is(err, syscall.ENOSPC) {
+		t.Fatalf("close: %v", err)
+	}
+	return data[:n], synced
+}
+
+// TestFullDisk: while the origin takes nothing the disk of the cache fills. Who writes gets ENOSPC, and nothing
+// that was written is lost; reads go on, of what is not in the cache, too.
+func TestFullDisk(t *testing.T) {
+	modes(t, func(t *testing.T, flag string) {
+		const mib = 256
+		disk := smallDisk(t, mib)
+		w := newWorld(t)
+		remote, cold := random(1, 3<<20), random(2, 5<<20)
+		w.put("remote", remote)
+		w.put("cold", cold)
+		m := w.mount(flag, "--cache-dir", filepath.Join(disk, "cache"), "--cache-size", "200MiB")
+		m.expect = append(unpublishable(), "is full of data that is not in the bucket", "no space left", "too little space left")
+		m.same("remote", remote)
+		ok(t, "stat", statNamed(m.path("cold"), int64(len(cold))))
+		w.refuseWrites()
+
+		small := make(map[string][]byte)
+		ok(t, "mkdir", os.Mkdir(m.path("d"), 0o755))
+		for i := range 30 {
+			name := fmt.Sprintf("d/f%02d", i)
+			small[name] = random(uint64(i), 1+i*7001)
+			writeSynced(t, m.path(name), small[name])
+		}
+		large, _ := fillDisk(t, m.path("large"), (mib+64)<<20)
+		if len(large) < mib<<20/4 {
+			t.Errorf("ENOSPC after %d bytes only", len(large))
+		}
+		t.Logf("ENOSPC after %d bytes, %d bytes free", len(large), freeOf(t, disk))
+		whole := func(when string) {
+			t.Helper()
+			for name, want := range small {
+				m.same(name, want)
+			}
+			m.same("large", large)
+			m.same("remote", remote)
+			if t.Failed() {
+				t.Fatal(when)
+			}
+		}
+		full := func(when string) {
+			t.Helper()
+			f, err := os.OpenFile(m.path("large"), os.O_WRONLY|os.O_APPEND, 0)
+			for n := 0; err == nil && len(large) < mib<<20; large = append(large, random(5, 1<<20)[:n]...) {
+				n, err = f.Write(random(5, 1<<20))
+			}
+			if f != nil {
+				err = errors.Join(err, f.Close())
+			}
+			if !errors.Is(err, syscall.ENOSPC) {
+				t.Errorf("%s: a write to the full disk: %v, want ENOSPC", when, err)
+			}
+		}
+		whole("full")
+		full("full")
+		m.same("cold", cold) // of which nothing is here
+		m.kill()             // what is on the full disk is for the next mount: see TestFullDiskAgain
+	})
+}
+
+func writeSynced(t *testing.T, path string, data []byte) {
+	t.Helper()
+	f, err := os.Create(path)
+	ok(t, "create", err)
+	_, err = f.Write(data)
+	ok(t, "write "+path, errors.Join(err, f.Sync(), f.Close()))
+}
+
+func statNamed(path string, size int64) error {
+	st, err := os.Stat(path)
+	if err == nil && st.Size() != size {
+		err = fmt.Errorf("%s has %d bytes, want %d", path, st.Size(), size)
+	}
+	return err
+}
+
+// TestFullDiskAgain: what was on a disk that was full is there at the next mount after somebody has made
+// room, and is published.
+func TestFullDiskAgain(t *testing.T) {
+	disk := smallDisk(t, 256)
+	room := filepath.Join(disk, "room")
+	ok(t, "room", os.WriteFile(room, random(3, 64<<20), 0o600))
+	w := newWorld(t)
+	m := w.mount("--cache-dir", filepath.Join(disk, "cache"), "--cache-size", "200MiB")
+	m.expect = append(unpublishable(), "is full of data that is not in the bucket", "no space left", "too little space left",
+		"was being written when the mount ended") // its close could not be noted any more
+	back := w.refuseWrites()
+	first := random(4, 100_001)
+	writeSynced(t, m.path("first"), first)
+	data, synced := fillDisk(t, m.path("f"), 320<<20)
+	if synced == 0 {
+		t.Error("nothing was synced")
+	}
+	m.same("first", first)
+	m.same("f", data)
+	m.kill()
+	ok(t, "make room", os.Remove(room))
+	m.start()
+	m.same("first", first)
+	m.same("f", data)
+	back()
+	m.ends(0, "retry", m.dir)
+	m.ends(0, "sync", m.dir)
+	m.published("first", first)
+	m.published("f", data)
+}
