@@ -147,7 +147,7 @@ torture: build deps tools pyenv ## kill the worker of a mount under load for min
 	go build -o bin/torture ./test/torture
 	bin/torture -leatfs bin/leatfs -python "$$(test/pyenv/pyenv.sh)" -duration $(or $(DURATION),5m) -kills $(or $(KILLS),100) $(ARGS)
 
-bench: build deps tools ## measure reads, each as a ratio to its limit in the same run (root)
+bench: build deps tools ## measure reads and writes, each as a ratio to its limit in the same run (root)
 	go build -o bin/bench ./test/bench
 	bin/bench run -leatfs bin/leatfs $(ARGS)
 
