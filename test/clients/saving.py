@@ -76,6 +76,15 @@ def accept_links(got, want):
             got[key] = w
 
 
+def target(place, *names):
+    """The target of a symbolic link, or of the file that stands for one: see above."""
+    path = place.path(*names)
+    if place.metadata or os.path.islink(path):
+        return os.readlink(path)
+    with open(path) as f:
+        return f.read()
+
+
 def same(what, got, want):
     """Exits with a message unless both are equal."""
     if got != want:

@@ -6,7 +6,7 @@ import os
 
 import wandb
 
-from saving import SEED, digest, main, same
+from saving import SEED, digest, main, same, target
 
 STEPS = 50
 
@@ -45,7 +45,7 @@ def load(place):
         with open(os.path.join(directory(place, n), "files", "notes.txt")) as f:
             got[f"notes {n}"] = digest(f.read())
         got[f"log {n}"] = log(place, n)
-    same("latest-run", os.readlink(place.path("wandb", "latest-run")), os.path.basename(directory(place, 2)))
+    same("latest-run", target(place, "wandb", "latest-run"), os.path.basename(directory(place, 2)))
     return got
 
 
