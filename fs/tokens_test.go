@@ -28,10 +28,10 @@ func TestTokensOfEarlierContents(t *testing.T) {
 	if got := outdated(""); got != "" {
 		t.Errorf("outdated of nothing: %q", got)
 	}
-	for i := range 40 {
+	for i := range 100 {
 		token = outdated(fmt.Sprintf("u%d %s", i, former(token)))
 	}
-	if all := strings.Fields(token); len(all) != maxTokens || all[0] != "u39" {
-		t.Errorf("after 40 more: %q, want the newest %d", all, maxTokens)
+	if all := strings.Fields(token); len(all) != maxTokens || all[0] != "u99" {
+		t.Errorf("after 100 more: %q, want the newest %d", all, maxTokens)
 	}
 }

@@ -32,7 +32,7 @@ func outdated(token string) string {
 
 // maxTokens bounds what tokens remembers. Publications under one key follow each other: what so many later
 // ones have met is known.
-const maxTokens = 16
+const maxTokens = 64
 
 // tokens joins the tokens of what else of ours may be under a key, the newest first.
 func tokens(newer, older string) string {
