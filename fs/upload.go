@@ -556,7 +556,7 @@ func (f *FS) conflict(ctx context.Context, w *work, c *publish.Conflict) error {
 	case have.Key == "":
 		// What was there is gone: nothing is lost by putting ours there.
 		return f.rebase(w, "")
-	case ours(have, w.dirty.Token) || ours(have, w.tomb):
+	case ours(have, w.dirty.Token) || ours(have, w.tomb) || f.labelledBase(w.in.Stage, have.ETag):
 		return f.rebase(w, have.ETag)
 	case f.opt.LastWins && !f.opt.Protect:
 		f.log.Warn("what somebody else put under this name is overwritten (last-wins)", "path", f.path(w.dir.Ino, w.in.Name), "etag", have.ETag)

@@ -30,6 +30,7 @@ type mnode struct {
 	nlink  int
 	mode   uint32 // 0: not known
 	xattrs map[string]string
+	linked bool // it had several names once
 }
 
 func newDir() *mnode { return &mnode{kind: meta.KindDir, kids: map[string]*mnode{}, nlink: 1} }
@@ -483,6 +484,7 @@ func (w *world) doLink(rt *rapid.T) {
 	} else {
 		d.kids[name] = n
 		n.nlink++
+		n.linked = true
 	}
 	w.check(rt, "link "+from+" "+to, w.link(rt, from, to), want)
 }
@@ -568,7 +570,8 @@ func (w *world) doOthers(rt *rapid.T) {
 	p := w.path(rt, "key")
 	d, name := w.m.at(p)
 	n := d.kids[name]
-	if n != nil && (n.kind != meta.KindFile || n.nlink > 1) {
+	// What others put in the place of one of several names is another file.
+	if n != nil && (n.kind != meta.KindFile || n.linked) {
 		return
 	}
 	w.settle(rt)

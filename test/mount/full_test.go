@@ -93,7 +93,7 @@ func TestFullDisk(t *testing.T) {
 		for i := range 30 {
 			name := fmt.Sprintf("d/f%02d", i)
 			small[name] = random(uint64(i), 1+i*7001)
-			writeSynced(t, m.path(name), small[name])
+			ok(t, "write "+name, writeSynced(m.path(name), small[name]))
 		}
 		large, _ := fillDisk(t, m.path("large"), (mib+64)<<20)
 		if len(large) < mib<<20/4 {
@@ -131,14 +131,6 @@ func TestFullDisk(t *testing.T) {
 	})
 }
 
-func writeSynced(t *testing.T, path string, data []byte) {
-	t.Helper()
-	f, err := os.Create(path)
-	ok(t, "create", err)
-	_, err = f.Write(data)
-	ok(t, "write "+path, errors.Join(err, f.Sync(), f.Close()))
-}
-
 func statNamed(path string, size int64) error {
 	st, err := os.Stat(path)
 	if err == nil && st.Size() != size {
@@ -159,7 +151,7 @@ func TestFullDiskAgain(t *testing.T) {
 		"was being written when the mount ended") // its close could not be noted any more
 	back := w.refuseWrites()
 	first := random(4, 100_001)
-	writeSynced(t, m.path("first"), first)
+	ok(t, "write first", writeSynced(m.path("first"), first))
 	data, synced := fillDisk(t, m.path("f"), 320<<20)
 	if synced == 0 {
 		t.Error("nothing was synced")
