@@ -41,6 +41,16 @@ func copyOf(tx *meta.Tx, ino meta.Ino, key string) (c copied, err error) {
 	return c, json.Unmarshal(v, &c)
 }
 
+// copyTokens are those of all copies under a key that a publication with one of these tokens may have
+// made.
+func copyTokens(tokens, key string) string {
+	all := strings.Fields(tokens)
+	for i, t := range all {
+		all[i] = copyToken(t, key)
+	}
+	return strings.Join(all, " ")
+}
+
 // copyToken is the token of the copy under a key.
 func copyToken(token, key string) string {
 	if token == "" {
@@ -59,7 +69,7 @@ func (f *FS) forsakeName(tx *meta.Tx, ino meta.Ino, key string, fx *effects) err
 	if err := absent(err); err != nil {
 		return err
 	}
-	token := copyToken(newest(d.Token), key)
+	token := copyTokens(d.Token, key)
 	if c.ETag == "" && token == "" {
 		return nil
 	}
@@ -72,7 +82,10 @@ func (f *FS) forsakeName(tx *meta.Tx, ino meta.Ino, key string, fx *effects) err
 	if err != nil {
 		return err
 	}
-	t.ETag, t.Token = c.ETag, tokens(token, t.Token)
+	if c.ETag != "" {
+		t.ETag = c.ETag // else it is what the tomb says, if anything
+	}
+	t.Token = tokens(token, t.Token)
 	return f.entomb(tx, &t, fx)
 }
 
@@ -108,7 +121,7 @@ func (f *FS) promote(tx *meta.Tx, in, was *meta.Inode, from, to string, fx *effe
 	if err := absent(err); err != nil {
 		return false, err
 	}
-	token := copyToken(newest(d.Token), to) // of a copy that may be there
+	token := copyTokens(d.Token, to) // of a copy that may be there
 	if c.ETag == "" {
 		if token == "" {
 			return false, nil
@@ -191,9 +204,8 @@ func (f *FS) publishName(ctx context.Context, w *work, n meta.Name, order func(c
 		}
 		out, err = f.publisher.pub.Publish(ctx, job)
 	}
-	if err != nil {
-		return &PathError{Op: "publish", Path: f.path(n.Parent, n.Name), Err: err}
-	}
+	// What failed may have been carried out all the same: where the name is gone by now, it has to go.
+	failed := err
 	var fx effects
 	err = f.db.Do(func(tx *meta.Tx) error {
 		fx.reset()
@@ -209,8 +221,14 @@ func (f *FS) publishName(ctx context.Context, w *work, n meta.Name, order func(c
 			if err != nil {
 				return err
 			}
-			t.ETag, t.Token = out.Object.ETag, tokens(job.Token, t.Token)
+			if failed == nil {
+				t.ETag = out.Object.ETag
+			}
+			t.Token = tokens(job.Token, t.Token)
 			return f.entomb(tx, &t, &fx)
+		}
+		if failed != nil {
+			return nil
 		}
 		if err := absent(tx.ClearTomb(key)); err != nil {
 			return err
@@ -223,6 +241,9 @@ func (f *FS) publishName(ctx context.Context, w *work, n meta.Name, order func(c
 	})
 	if err == nil {
 		f.after(&fx)
+	}
+	if failed != nil {
+		return &PathError{Op: "publish", Path: f.path(n.Parent, n.Name), Err: failed}
 	}
 	return err
 }
