@@ -89,10 +89,7 @@ func (f *FS) listNow(ctx context.Context, dir *meta.Inode, j *listJob) error {
 	err := list.Dir(ctx, f.store, dir.Prefix, list.Options{
 		Parallel: f.opt.ListParallel,
 		OnPage: func(p list.Page) error {
-			page, hidden, err := f.page(dir, &p, j.began)
-			if err != nil {
-				return err
-			}
+			page, hidden := f.page(dir, &p, j.began)
 			if !ordered {
 				page.Partial = true
 				seen.add(&page)
@@ -146,13 +143,9 @@ func (f *FS) listNow(ctx context.Context, dir *meta.Inode, j *listJob) error {
 }
 
 // page translates a page of keys to names. Keys that cannot be names are counted, not shown.
-// What is to be deleted is not shown either.
-func (f *FS) page(dir *meta.Inode, p *list.Page, began int64) (meta.Page, int64, error) {
+// What is to be deleted is in it: Merge hides it, unless the name stands for something else by now.
+func (f *FS) page(dir *meta.Inode, p *list.Page, began int64) (meta.Page, int64) {
 	var hidden int64
-	tombs, err := f.tombs(dir.Prefix)
-	if err != nil {
-		return meta.Page{}, 0, err
-	}
 	out := meta.Page{From: strings.TrimPrefix(p.From, dir.Prefix), To: strings.TrimPrefix(p.To, dir.Prefix),
 		Began: began, Objects: make([]meta.ListedObject, 0, len(p.Objects)), Dirs: make([]string, 0, len(p.Prefixes))}
 	for i := range p.Objects {
@@ -160,9 +153,6 @@ func (f *FS) page(dir *meta.Inode, p *list.Page, began int64) (meta.Page, int64,
 		name := strings.TrimPrefix(o.Key, dir.Prefix)
 		if name == "" {
 			continue // the directory's own marker object
-		}
-		if tombs.hides(o.Key, o.ETag, began) {
-			continue
 		}
 		if !ValidName(name) {
 			hidden++
@@ -177,12 +167,9 @@ func (f *FS) page(dir *meta.Inode, p *list.Page, began int64) (meta.Page, int64,
 			hidden++
 			continue
 		}
-		if tombs.hidesDir(pre, began) {
-			continue
-		}
 		out.Dirs = append(out.Dirs, name)
 	}
-	return out, hidden, nil
+	return out, hidden
 }
 
 // advance adds the range of a page to what is listed and wakes the readers.
