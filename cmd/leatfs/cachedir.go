@@ -20,6 +20,8 @@ const (
 	cacheFormatFile = "leatfs-cache.json"
 	cacheLock       = "lock"
 	cacheObjects    = "objects"
+	cacheStaging    = "staging"
+	cacheBallast    = "ballast"
 	cacheIndex      = "index"
 	cacheLog        = "leatfs.log"
 )
@@ -163,6 +165,9 @@ func (d *cacheDir) undo() {
 	for _, n := range []string{cacheIndex, cacheObjects, cacheFormatFile, cacheFormatFile + ".new", cacheLog, cacheLock} {
 		_ = os.RemoveAll(filepath.Join(d.path, n))
 	}
+	// Never a file that somebody has written: the directory goes if it is empty.
+	_ = os.Remove(filepath.Join(d.path, cacheStaging, cacheBallast))
+	_ = os.Remove(filepath.Join(d.path, cacheStaging))
 	if !d.exists {
 		_ = os.Remove(d.path)
 	}
