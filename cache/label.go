@@ -57,29 +57,53 @@ func decodeLabel(b []byte) (l label, err error) {
 	l.State, l.Checksum.Algorithm = State(b[1]), objstore.ChecksumAlgorithm(b[2])
 	l.Sum = binary.LittleEndian.Uint64(b[3:])
 	l.Checksum.Value = binary.LittleEndian.Uint64(b[11:])
-	b = b[19 : len(b)-4]
-	num := func() uint64 {
-		v, n := binary.Uvarint(b)
-		if n <= 0 {
-			err = errLabel
-			return 0
-		}
-		b = b[n:]
-		return v
-	}
-	l.Identity.Size = int64(num())
-	l.Identity.Inode = num()
+	r := labelReader{b: b[19 : len(b)-4]}
+	l.Identity.Size = int64(r.num())
+	l.Identity.Inode = r.num()
 	for _, s := range []*string{&l.Identity.Origin, &l.Identity.Key, &l.Identity.ETag, &l.Identity.VersionID} {
-		n := num()
-		if n > uint64(len(b)) {
-			return l, errLabel
-		}
-		*s, b = string(b[:n]), b[n:]
+		*s = r.text()
 	}
-	if err == nil && (l.Identity.Size < 0 || l.State > Unverifiable || l.Checksum.Algorithm > objstore.CRC32) {
-		err = errLabel
+	if r.err == nil && (l.Identity.Size < 0 || l.State > Unverifiable || l.Checksum.Algorithm > objstore.CRC32) {
+		r.err = errLabel
 	}
-	return l, err
+	return l, r.err
+}
+
+// labelReader takes the fields out of a label, one after the other. Once err is set, what it
+// returns is not meaningful.
+type labelReader struct {
+	b   []byte
+	err error
+}
+
+func (r *labelReader) num() uint64 {
+	v, n := binary.Uvarint(r.b)
+	if n <= 0 {
+		r.err = errLabel
+		return 0
+	}
+	r.b = r.b[n:]
+	return v
+}
+
+func (r *labelReader) signed() int64 {
+	v, n := binary.Varint(r.b)
+	if n <= 0 {
+		r.err = errLabel
+		return 0
+	}
+	r.b = r.b[n:]
+	return v
+}
+
+func (r *labelReader) text() (s string) {
+	n := r.num()
+	if n > uint64(len(r.b)) {
+		r.err = errLabel
+		return ""
+	}
+	s, r.b = string(r.b[:n]), r.b[n:]
+	return s
 }
 
 // readLabel reads the label of the file at path.

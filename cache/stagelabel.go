@@ -99,60 +99,33 @@ func decodeStageLabel(b []byte) (l StageLabel, err error) {
 		return l, fmt.Errorf("the label has version %d, want %d; use the newer leatfs", b[0], stageVersion)
 	}
 	flags := b[1]
-	b = b[2 : len(b)-4]
-	num := func() uint64 {
-		v, n := binary.Uvarint(b)
-		if n <= 0 {
-			err = errLabel
-			return 0
-		}
-		b = b[n:]
-		return v
-	}
+	r := labelReader{b: b[2 : len(b)-4]}
 	small := func() uint32 {
-		v := num()
+		v := r.num()
 		if v > 1<<32-1 {
-			err = errLabel
+			r.err = errLabel
 		}
 		return uint32(v)
 	}
-	text := func() (s string) {
-		n := num()
-		if n > uint64(len(b)) {
-			err = errLabel
-			return ""
-		}
-		s, b = string(b[:n]), b[n:]
-		return s
-	}
-	l.Ino, l.Parent, l.Mode, l.UID, l.GID, l.Seq = num(), num(), small(), small(), small(), num()
-	l.Origin, l.Name, l.Dir, l.Base = text(), text(), text(), text()
+	l.Ino, l.Parent, l.Mode, l.UID, l.GID, l.Seq = r.num(), r.num(), small(), small(), small(), r.num()
+	l.Origin, l.Name, l.Dir, l.Base = r.text(), r.text(), r.text(), r.text()
 	l.Removed = flags&stageRemoved != 0
 	if flags&stageSource != 0 {
-		l.Source.Size, l.Source.Inode = int64(num()), num()
+		l.Source.Size, l.Source.Inode = int64(r.num()), r.num()
 		l.Source.Origin = l.Origin
 		if flags&stageSameStore == 0 {
-			l.Source.Origin = text()
+			l.Source.Origin = r.text()
 		}
-		l.Source.Key, l.Source.ETag, l.Source.VersionID = text(), text(), text()
+		l.Source.Key, l.Source.ETag, l.Source.VersionID = r.text(), r.text(), r.text()
 	}
 	if flags&stageSynced != 0 {
-		signed := func() int64 {
-			v, n := binary.Varint(b)
-			if n <= 0 {
-				err = errLabel
-				return 0
-			}
-			b = b[n:]
-			return v
-		}
-		l.Synced, l.SyncSize, l.SyncMTime = true, signed(), signed()
+		l.Synced, l.SyncSize, l.SyncMTime = true, r.signed(), r.signed()
 	}
-	if err == nil && (len(b) > 0 || l.Source.Size < 0) {
-		err = errLabel
+	if r.err == nil && (len(r.b) > 0 || l.Source.Size < 0) {
+		r.err = errLabel
 	}
-	if err != nil {
-		return StageLabel{}, err
+	if r.err != nil {
+		return StageLabel{}, r.err
 	}
 	return l, nil
 }
