@@ -341,8 +341,12 @@ func (f *FS) shared(ctx context.Context, work func() (any, error)) (meta.Inode, 
 func (f *FS) resolveNow(ctx context.Context, dir *meta.Inode, name string) (meta.Inode, error) {
 	began := f.now()
 	key := dir.Prefix + name
-	tombs, err := f.tombs(key)
-	if err != nil {
+	file, err := f.db.Tomb(key)
+	if err := absent(err); err != nil {
+		return meta.Inode{}, err
+	}
+	below, err := f.db.Tomb(key + "/")
+	if err := absent(err); err != nil {
 		return meta.Inode{}, err
 	}
 	var (
@@ -358,12 +362,12 @@ func (f *FS) resolveNow(ctx context.Context, dir *meta.Inode, name string) (meta
 		if objstore.Is(err, objstore.NotFound) {
 			return nil
 		}
-		isFile = err == nil && !tombs.hides(key, obj.ETag, began)
+		isFile = err == nil && !hides(&file, obj.ETag, began)
 		return err
 	})
 	g.Go(func() error {
 		page, err := f.store.List(gctx, objstore.ListOptions{Prefix: key + "/", MaxKeys: 1})
-		isDir = (len(page.Objects) > 0 || len(page.Prefixes) > 0) && !tombs.hidesDir(key+"/", began)
+		isDir = (len(page.Objects) > 0 || len(page.Prefixes) > 0) && !hidesDir(&below, began)
 		marker = len(page.Objects) > 0 && page.Objects[0].Key == key+"/"
 		return err
 	})
@@ -438,7 +442,7 @@ func (f *FS) insertSeen(dir, want *meta.Inode, began int64) (in meta.Inode, err 
 	}
 	err = f.db.Do(func(tx *meta.Tx) error {
 		t, err := tx.Tomb(key)
-		if err == nil && (graves{key: t}).hides(key, want.Object.ETag, began) {
+		if err == nil && hides(&t, want.Object.ETag, began) {
 			return ErrNotExist
 		}
 		if err != nil && !errors.Is(err, meta.ErrNotFound) {

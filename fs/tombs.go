@@ -1,35 +1,122 @@
 package fs
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
 	"github.com/leatfs/leatfs/fs/meta"
+	"github.com/leatfs/leatfs/fs/publish"
 )
 
-// graves are the tombs at and below a key: what the origin still shows and is not to be seen.
-type graves map[string]meta.Tomb
-
-// tombs reads those of a key and of all that begin with it. It costs nothing while there are none.
-func (f *FS) tombs(key string) (graves, error) {
-	if f.db.TombCount() == 0 {
-		return nil, nil
-	}
-	g := make(graves)
-	err := f.db.WalkTombs(key, key+"\xff", func(t meta.Tomb) bool {
-		g[t.Key] = t
-		return true
-	})
-	return g, err
-}
-
-// hides tells whether an object is one that is to be deleted, or was since began. Another version
-// than the one meant is somebody else's, and shown.
-func (g graves) hides(key, etag string, began int64) bool {
-	t, ok := g[key]
+// hides tells whether an object under a tomb's key is what is to be deleted, or was since began. Another
+// version than the one meant is somebody else's, and shown. The zero Tomb hides nothing.
+func hides(t *meta.Tomb, etag string, began int64) bool {
 	// With a token, the ETag of what may still land there is not known.
-	return ok && (t.Done == 0 || t.Done >= began) && (t.ETag == "" || t.Token != "" || t.ETag == etag)
+	return t.Key != "" && (t.Done == 0 || t.Done >= began) && (t.ETag == "" || t.Token != "" || t.ETag == etag)
 }
 
-// hidesDir tells the same of a key that ends in "/": whether all below it is to go.
-func (g graves) hidesDir(key string, began int64) bool {
-	t, ok := g[key]
-	return ok && t.Prefix && (t.Done == 0 || t.Done >= began)
+// hidesDir tells of the tomb of a key that ends in "/" whether all below it is to go.
+func hidesDir(t *meta.Tomb, began int64) bool {
+	return t.Prefix && (t.Done == 0 || t.Done >= began)
+}
+
+// errLater: something else has to be done before; that is no failure.
+var errLater = errors.New("waits")
+
+// bury deletes an object that is no longer wanted: only the version that is meant. That of a
+// directory goes last of all that is below it. What something new is to take the place of stays until that is
+// published, or is called otherwise (leaveKey).
+func (f *FS) bury(ctx context.Context, key string, order func(context.Context) error) error {
+	t, err := f.db.Tomb(key)
+	if err != nil || t.Done != 0 {
+		return absent(err)
+	}
+	if t.Needed != 0 {
+		return fmt.Errorf("%w: %q is still to be copied", errLater, key)
+	}
+	if follows, err := f.followed(key); err != nil || follows {
+		return err
+	}
+	if t.Prefix {
+		below := ""
+		if err := f.db.WalkTombs(key+"\x00", key[:len(key)-1]+"0", func(b meta.Tomb) bool {
+			if b.Done == 0 {
+				below = b.Key
+			}
+			return below == ""
+		}); err != nil {
+			return err
+		}
+		if below != "" {
+			return fmt.Errorf("%w: %q is still to be deleted", errLater, below)
+		}
+	}
+	if t.ETag != noObject || t.Token != "" {
+		if err := order(ctx); err != nil {
+			return err
+		}
+		if err := f.deleteObject(ctx, &t); err != nil {
+			return err
+		}
+	}
+	err = f.db.Do(func(tx *meta.Tx) error {
+		now, err := tx.Tomb(key)
+		if err != nil || now.Seq != t.Seq {
+			return absent(err)
+		}
+		now.Done = f.now()
+		return tx.SetTomb(&now)
+	})
+	if above := parentKey(key); err == nil && above != "" {
+		f.publisher.queue.Hasten(f.tombID(above)) // it may have waited for this
+	}
+	return err
+}
+
+// followed tells whether something is to be published under a key.
+func (f *FS) followed(key string) (bool, error) {
+	below, ok := strings.CutPrefix(key, f.root.Prefix)
+	if !ok {
+		return false, nil
+	}
+	in := f.root
+	for _, name := range strings.Split(strings.TrimSuffix(below, "/"), "/") {
+		var err error
+		if in, err = f.db.Lookup(in.Ino, name); err != nil {
+			return false, absent(err)
+		}
+	}
+	if !published(in.Kind) || (in.Kind == meta.KindDir) != strings.HasSuffix(key, "/") {
+		return false, nil
+	}
+	_, err := f.db.Dirty(in.Ino)
+	return err == nil, absent(err)
+}
+
+// deleteObject deletes the object of a tomb, if it is still that version.
+func (f *FS) deleteObject(ctx context.Context, t *meta.Tomb) error {
+	v := publish.Version{ETag: t.ETag}
+	if all := strings.Fields(t.Token); len(all) > 0 {
+		v.Token = all[0]
+	}
+	if v.ETag == noObject {
+		v.ETag = ""
+	}
+	_, err := f.publisher.pub.Delete(ctx, t.Key, v)
+	var c *publish.Conflict
+	if !errors.As(err, &c) {
+		return err
+	}
+	if ours(c.Have, t.Token) {
+		_, err = f.publisher.pub.Delete(ctx, t.Key, publish.Version{ETag: c.Have.ETag})
+		if !errors.As(err, &c) {
+			return err
+		}
+	}
+	if t.ETag != "" {
+		f.log.Warn("an object was changed by somebody else before it was deleted here; it stays", "key", t.Key, "etag", c.Have.ETag)
+	}
+	return nil
 }

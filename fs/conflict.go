@@ -1,0 +1,166 @@
+package fs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/leatfs/leatfs/cache"
+	"github.com/leatfs/leatfs/fs/meta"
+	"github.com/leatfs/leatfs/fs/publish"
+	"github.com/leatfs/leatfs/objstore"
+)
+
+// refused deals with a publication that the origin did not take.
+func (f *FS) refused(ctx context.Context, w *work, err error) error {
+	var c *publish.Conflict
+	var s *publish.SourceChanged
+	switch {
+	case errors.As(err, &c):
+		return f.conflict(ctx, w, c)
+	case errors.As(err, &s):
+		return f.sourceGone(w, s)
+	case errors.Is(err, publish.ErrChanged):
+		f.completeSoon(w.in.Ino)
+		return publish.ErrSuperseded
+	}
+	return &PathError{Op: "publish", Path: f.path(w.dir.Ino, w.in.Name), Err: err}
+}
+
+// sourceGone: what was to be copied under a new name is gone at the origin, or another. Then so is
+// the file: somebody else has removed or replaced it.
+func (f *FS) sourceGone(w *work, s *publish.SourceChanged) error {
+	ident, err := f.identity(&w.in)
+	if err != nil {
+		return err
+	}
+	if obj, err := f.cache.Object(f.ctx, ident, f.store); err == nil {
+		// What is whole here is not lost.
+		id, err := f.copyStageIf(obj, w)
+		obj.Release()
+		if err == nil {
+			_, err = f.staged(&w.in, id, 0, true)
+			if err == nil {
+				f.changed(w.in.Parent, w.in.Name)
+				f.completeSoon(w.in.Ino)
+			}
+			return err
+		}
+	}
+	return &PathError{Op: "publish", Path: f.path(w.dir.Ino, w.in.Name), Err: fmt.Errorf("it was renamed here, and before the origin had copied it, somebody else removed or replaced its object %q there; put the object back, or give the file up with \"leatfs discard\"", s.Key)}
+}
+
+// ours tells whether an object carries one of some tokens.
+func ours(o objstore.Object, tokens string) bool {
+	t := publish.TokenOf(o)
+	return t != "" && slices.Contains(strings.Fields(tokens), t)
+}
+
+func (f *FS) copyStageIf(obj *cache.Object, w *work) (cache.ID, error) {
+	if !obj.Complete() {
+		return 0, cache.ErrIncomplete
+	}
+	return f.copyStage(obj, f.label(&w.dir, &w.in))
+}
+
+// conflict: somebody else has put something under the key, or removed what was there. An earlier
+// content of our own is built upon. Else what the bucket has keeps the name, and ours is published beside it.
+func (f *FS) conflict(ctx context.Context, w *work, c *publish.Conflict) error {
+	have := c.Have
+	switch {
+	case have.Key == "":
+		// What was there is gone: nothing is lost by putting ours there.
+		return f.rebase(w, "")
+	case ours(have, w.dirty.Token) || ours(have, w.tomb) || f.labelledBase(w.in.Stage, have.ETag):
+		return f.rebase(w, have.ETag)
+	case f.opt.LastWins && !f.opt.Protect:
+		f.log.Warn("what somebody else put under this name is overwritten (last-wins)", "path", f.path(w.dir.Ino, w.in.Name), "etag", have.ETag)
+		return f.rebase(w, have.ETag)
+	case w.in.Kind == meta.KindDir:
+		return f.landed(ctx, w, publish.Outcome{Object: have}, nil)
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	suffix := fmt.Sprintf(".conflict-%s-%s", host, time.Unix(0, f.now()).UTC().Format("20060102T150405.000Z"))
+	name := w.in.Name[:min(len(w.in.Name), MaxName-len(suffix))] + suffix
+	var fx effects
+	err = f.db.Do(func(tx *meta.Tx) error {
+		fx.reset()
+		now, err := tx.Inode(w.in.Ino)
+		if err != nil {
+			return err
+		}
+		if now.Parent != w.in.Parent || now.Name != w.in.Name || now.Flags&meta.Removed != 0 {
+			return nil // it is called otherwise by now: nothing is in its way
+		}
+		in, err := tx.Move(w.in.Parent, w.in.Name, w.in.Parent, name)
+		if err != nil {
+			return err
+		}
+		if in.Stage != 0 || objectKey(&w.in, w.key) == w.key {
+			in.Object = meta.Object{}
+		}
+		if err := tx.Update(&in); err != nil {
+			return err
+		}
+		if err := absent(tx.ClearTomb(w.key)); err != nil {
+			return err
+		}
+		theirs := meta.Inode{Kind: meta.KindFile, Name: w.in.Name, Checked: f.now(),
+			Object: meta.Object{Size: have.Size, ETag: have.ETag, VersionID: have.VersionID, MTime: have.ModTime.UnixNano()}}
+		if _, err := tx.Insert(w.in.Parent, theirs); err != nil {
+			return err
+		}
+		fx.moved = append(fx.moved, in)
+		fx.names = append(fx.names, changedName{w.in.Parent, w.in.Name}, changedName{w.in.Parent, name})
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	f.publisher.mu.Lock()
+	f.publisher.conflict++
+	f.publisher.mu.Unlock()
+	f.log.Error("somebody else has changed the object under this name; theirs keeps it, ours is kept beside it",
+		"path", f.path(w.dir.Ino, w.in.Name), "ours", f.path(w.dir.Ino, name), "etag", have.ETag)
+	f.after(&fx)
+	return publish.ErrSuperseded
+}
+
+// rebase notes what is under the key of a file that it may overwrite, and has it published again.
+func (f *FS) rebase(w *work, etag string) error {
+	err := f.db.Do(func(tx *meta.Tx) error {
+		if etag == "" {
+			if err := absent(tx.ClearTomb(w.key)); err != nil {
+				return err
+			}
+		} else {
+			old, err := f.tombOf(tx, w.key)
+			if err != nil {
+				return err
+			}
+			if err := tx.SetTomb(&meta.Tomb{Key: w.key, ETag: etag, Token: old.Token, Seq: f.db.NextSeq()}); err != nil {
+				return err
+			}
+		}
+		now, err := tx.Inode(w.in.Ino)
+		if err != nil {
+			return absent(err)
+		}
+		if now.Stage != 0 && now.Object.ETag != "" && now.Flags&meta.Overlay == 0 {
+			now.Object = meta.Object{}
+			return tx.Update(&now)
+		}
+		return nil
+	})
+	if err == nil {
+		err = errRebased
+	}
+	return err
+}
