@@ -308,6 +308,21 @@ func (c *Cache) SyncStaging() error {
 	return nil
 }
 
+// SyncDisks forces all to the disk that was written to the file systems of the cache directories, by whomever.
+func (c *Cache) SyncDisks() error {
+	for _, d := range c.dirs {
+		f, err := os.Open(d.staging)
+		if err != nil {
+			return err
+		}
+		err = unix.Syncfs(int(f.Fd()))
+		if err = errors.Join(err, f.Close()); err != nil {
+			return &os.PathError{Op: "syncfs", Path: d.staging, Err: err}
+		}
+	}
+	return nil
+}
+
 // syncDir forces the names in a directory to the disk.
 func syncDir(path string) error {
 	f, err := os.Open(path)

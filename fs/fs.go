@@ -229,6 +229,11 @@ func (f *FS) close(leave bool) error {
 	f.cancel()
 	f.stopPublisher()
 	f.wg.Wait()
+	if f.publisher.queue != nil && !leave {
+		if err := f.syncLast(); err != nil {
+			f.log.Error("what is not published yet is on this node, and could not all be forced to the disk: a power cut now may tear it", "err", err)
+		}
+	}
 	f.cache.SetReclaim(func(cache.ID) bool { return true })
 	f.cache.SetDamaged(func(cache.Identity) {})
 	f.open.closeAll(leave)

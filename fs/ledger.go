@@ -21,7 +21,7 @@ const (
 	LedgerWaiting   LedgerState = "waiting"   // complete; for its turn
 	LedgerUploading LedgerState = "uploading" // under way
 	LedgerFailing   LedgerState = "failing"   // failed at its last try; will be tried again
-	LedgerHeld      LedgerState = "held"      // was open when the machine stopped; not published until somebody says so
+	LedgerHeld      LedgerState = "held"      // may not be whole, its Error says why; not published until somebody says so
 )
 
 // ledgerOrder is the order in which entries are shown: what somebody should look at first.
@@ -36,7 +36,7 @@ type LedgerEntry struct {
 	Since  time.Time   `json:"since,omitzero"`  // when it became so; zero of a deletion
 	Tries  uint32      `json:"tries"`           // that failed, in a row
 	Next   time.Time   `json:"next,omitzero"`   // when it is tried again, zero when it does not wait for a time
-	Error  string      `json:"error,omitempty"` // of the last try
+	Error  string      `json:"error,omitempty"` // of the last try, or why it is held
 	delete bool        // a deletion
 	order  uint64      // of completion
 }

@@ -87,7 +87,7 @@ func (f *FS) unhold(ino meta.Ino) error {
 		if err != nil {
 			return err
 		}
-		d.Held, d.Seq = false, f.db.NextSeq()
+		d.Held, d.Seq, d.Error = false, f.db.NextSeq(), ""
 		if staged = in.Stage != 0; staged {
 			d.Seq = 0 // the completer looks whether somebody writes
 		}

@@ -45,7 +45,7 @@ func (f *FS) Open(ctx context.Context, node NodeID, flags int) (Opened, error) {
 	}
 	if unique, resent := requestOf(ctx); resent {
 		if o, ok := f.open.made(node, unique); ok {
-			o.Flush = write && f.flushed(node, o.Passthrough)
+			o.Flush = write && f.flushed(node, o.Passthrough, flags)
 			return o, nil
 		}
 	}

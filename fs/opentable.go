@@ -40,6 +40,7 @@ type openNode struct {
 	use   sync.RWMutex
 	moved bool // another openNode is in the table for this one; guarded by use
 
+	syncs  atomic.Bool  // somebody has opened it for writing with O_SYNC or O_DSYNC
 	over   bool         // stage is an overlay of obj, see overlay.go
 	whole  atomic.Bool  // it is none any more
 	overMu sync.RWMutex // exclusively by who writes to an overlay

@@ -3,6 +3,8 @@ package fs
 import (
 	"path"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // Policy says what closing and fsync promise for the paths that match.
@@ -26,9 +28,12 @@ func (p *Policy) matches(file string) bool {
 	return ok && err == nil
 }
 
-// flushed tells whether each close of a handle that can write is to be seen. What the kernel writes by
-// itself is in the file by then; only where closing means publishing there is something to do.
-func (f *FS) flushed(node NodeID, pass bool) bool { return !pass || f.policy(node).CloseRemote }
+// flushed tells whether each close of a handle that can write, opened with flags, is to be seen. What the kernel writes
+// by itself is in the file by then; only where closing means publishing there is something to do, and with O_SYNC,
+// where it says that what is on the disk is whole.
+func (f *FS) flushed(node NodeID, pass bool, flags int) bool {
+	return !pass || flags&unix.O_DSYNC != 0 || f.policy(node).CloseRemote
+}
 
 // policy returns the first that holds for the path of a node; the zero Policy is local.
 func (f *FS) policy(node NodeID) Policy {

@@ -237,8 +237,9 @@ func (p *powercut) reclaimAt(s *found, dir meta.Ino, name string) error {
 		if rec.Since == 0 {
 			rec.Since = f.now()
 		}
-		if rec.Held, rec.Seq = !s.whole, 0; s.whole {
-			rec.Seq = f.db.NextSeq()
+		rec.Held, rec.Seq, rec.Error = !s.whole, 0, heldTorn
+		if s.whole {
+			rec.Seq, rec.Error = f.db.NextSeq(), ""
 		}
 		return tx.SetDirty(&rec)
 	})
@@ -246,7 +247,7 @@ func (p *powercut) reclaimAt(s *found, dir meta.Ino, name string) error {
 		return &PathError{Op: "take up", Path: f.path(dir, name), Err: err}
 	}
 	if !s.whole {
-		f.log.Warn("a file had not been forced to the disk when the machine stopped, and may be torn: it is kept and not published; look at it, then \"leatfs retry\" publishes it and \"leatfs discard\" gives it up",
+		f.log.Warn("a file was not known to be wholly on the disk when the machine stopped, and may be torn: it is kept and not published; look at it, then \"leatfs retry\" publishes it and \"leatfs discard\" gives it up",
 			"path", f.path(dir, name), "bytes", s.size)
 	}
 	return nil

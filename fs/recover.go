@@ -147,6 +147,12 @@ func (f *FS) takeUpOne(l *left) {
 	}
 }
 
+// Why a file is held.
+const (
+	heldOpen = "it was open for writing when both processes of the mount ended"
+	heldTorn = "not all of it was known to be on the disk when the machine stopped"
+)
+
 // holdUnclosed keeps a file that was not closed when its writer or the machine ended: it is there, and not published.
 func (f *FS) holdUnclosed(ino meta.Ino) {
 	var in meta.Inode
@@ -158,7 +164,7 @@ func (f *FS) holdUnclosed(ino meta.Ino) {
 		if in, err = tx.Inode(ino); err != nil {
 			return err
 		}
-		d.Held = true
+		d.Held, d.Error = true, heldOpen
 		return tx.SetDirty(&d)
 	})
 	if err != nil {

@@ -3,7 +3,6 @@ package fs
 import (
 	"errors"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -81,6 +80,11 @@ func (f *FS) relabelAs(was *meta.Inode, fn func(*cache.StageLabel)) error {
 	l := f.label(&dir, &in)
 	if old, err := f.cache.StageLabel(in.Stage); err == nil {
 		l.Synced, l.SyncSize, l.SyncMTime, l.Source = old.Synced, old.SyncSize, old.SyncMTime, old.Source
+		// What is complete keeps its place in the order, whoever writes its label anew: after a power
+		// cut this number says what is published before what.
+		if d, err := f.db.Dirty(in.Ino); err == nil && d.Seq != 0 && old.Parent == l.Parent && old.Name == l.Name {
+			l.Seq = max(old.Seq, d.Seq)
+		}
 	}
 	fn(&l)
 	return f.cache.RelabelStage(in.Stage, l)
@@ -162,54 +166,5 @@ func (f *FS) labelDir(was *meta.Inode) {
 	}
 	if err != nil && !errors.Is(err, meta.ErrClosed) {
 		f.log.Error("the label of a directory could not be written; a power cut would show it as it was called before", "path", f.path(was.Parent, was.Name), "err", err)
-	}
-}
-
-// What was closed is published at once as a rule. While the origin is away it stays here, and is
-// forced to the disk, so that a power cut later finds it whole.
-const (
-	syncEvery = 5 * time.Second
-	syncBatch = 1000
-)
-
-// syncLoop forces files to the disk that were closed and are not published yet.
-func (f *FS) syncLoop() {
-	defer f.wg.Done()
-	t := time.NewTicker(syncEvery)
-	defer t.Stop()
-	for {
-		select {
-		case <-f.ctx.Done():
-			return
-		case <-t.C:
-		}
-		if f.db.DirtyCount() == 0 {
-			continue
-		}
-		before := f.now() - int64(syncEvery)
-		n := 0
-		if err := f.db.WalkDirty(0, func(d meta.Dirty) bool {
-			if d.Seq == 0 || d.Since > before {
-				return true
-			}
-			in, err := f.db.Inode(d.Ino)
-			if err != nil || in.Stage == 0 || in.Flags&meta.Removed != 0 {
-				return true
-			}
-			st, err := f.cache.StatStage(in.Stage)
-			if err != nil {
-				return true
-			}
-			if l, err := f.cache.StageLabel(in.Stage); err != nil || synced(&l, st.Size, st.Mtim.Nano()) {
-				return true
-			}
-			if err := f.syncStage(&in); err != nil && !errors.Is(err, cache.ErrNoStage) {
-				f.log.Warn("a file that is not published yet cannot be forced to the disk", "path", f.path(in.Parent, in.Name), "err", err)
-			}
-			n++
-			return n < syncBatch && f.ctx.Err() == nil
-		}); err != nil {
-			f.log.Debug("files that are not published yet", "err", err)
-		}
 	}
 }

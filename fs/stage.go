@@ -255,7 +255,10 @@ func (f *FS) openStaged(ctx context.Context, node NodeID, in *meta.Inode, flags 
 		return Opened{}, err
 	}
 	a := opened(o, fh)
-	a.Flush = write && f.flushed(node, o.pass)
+	if write && flags&unix.O_DSYNC != 0 {
+		o.syncs.Store(true)
+	}
+	a.Flush = write && f.flushed(node, o.pass, flags)
 	a.Direct = !o.pass && flags&unix.O_DIRECT != 0
 	return a, nil
 }

@@ -119,16 +119,23 @@ func readAt(file *os.File, b []byte, off int64) (n int, err error) {
 
 // Flush is a close(2) of one descriptor of an open file. A process that was forked closes, too, so
 // it says nothing of whether the file is complete; where the policy says so, what is there is
-// published before it is answered.
+// published before it is answered. Of what is written with O_SYNC the content is on the disk by then, and the
+// label comes to say so.
 func (f *FS) Flush(ctx context.Context, node NodeID, fh uint64) error {
 	o := f.open.get(node)
 	if o == nil || o.restored || o.stage == 0 {
 		return nil
 	}
-	if f.policy(node).CloseRemote {
-		if noWait(ctx) {
-			return ErrWouldWait
+	remote := f.policy(node).CloseRemote
+	if noWait(ctx) && (remote || o.syncs.Load()) {
+		return ErrWouldWait
+	}
+	if o.syncs.Load() {
+		if err := f.fsync(node); err != nil {
+			return err
 		}
+	}
+	if remote {
 		return f.publishNow(ctx, node)
 	}
 	return nil
@@ -140,6 +147,17 @@ func (f *FS) Fsync(ctx context.Context, node NodeID, fh uint64, dataOnly bool) e
 	if noWait(ctx) {
 		return ErrWouldWait
 	}
+	if err := f.fsync(node); err != nil {
+		return err
+	}
+	if f.policy(node).FsyncRemote {
+		return f.publishNow(ctx, node)
+	}
+	return nil
+}
+
+// fsync makes what was written durable on this node's disk.
+func (f *FS) fsync(node NodeID) error {
 	in, err := f.inode(node)
 	if err != nil || in.Stage == 0 || in.Gen != node.Gen() {
 		return err
@@ -149,9 +167,6 @@ func (f *FS) Fsync(ctx context.Context, node NodeID, fh uint64, dataOnly bool) e
 			return nil // the origin has it
 		}
 		return &PathError{Op: "fsync", Path: f.path(in.Parent, in.Name), Err: err}
-	}
-	if f.policy(node).FsyncRemote {
-		return f.publishNow(ctx, node)
 	}
 	return nil
 }

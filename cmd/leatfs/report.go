@@ -95,7 +95,7 @@ func (d *daemon) collector() prometheus.Collector {
 	add("unpublished_files", "Files, directories and symlinks that are not in the bucket yet.", v, func(s *Status) float64 { return float64(s.Writes.Files()) })
 	add("unpublished_bytes", "Bytes of files that are not in the bucket yet.", v, func(s *Status) float64 { return float64(s.Writes.Bytes) })
 	add("unpublished_failing", "Files and deletions that the bucket did not take at their last try.", v, func(s *Status) float64 { return float64(s.Writes.Failing + s.Writes.DeletesFailing) })
-	add("unpublished_held", "Files that were open when the machine stopped, and are not published.", v, func(s *Status) float64 { return float64(s.Writes.Held) })
+	add("unpublished_held", "Files that may not be whole since the machine stopped or the mount was killed, and are not published.", v, func(s *Status) float64 { return float64(s.Writes.Held) })
 	add("unpublished_deletes", "Objects that are still to be deleted.", v, func(s *Status) float64 { return float64(s.Writes.Deletes) })
 	add("unpublished_age_seconds", "Since when the oldest file waits to be published.", v, func(s *Status) float64 {
 		if s.Writes.Oldest.IsZero() {

@@ -19,7 +19,8 @@ func retryCommand() *cobra.Command {
 		Use:   "retry MOUNTPOINT [PATH]",
 		Short: "Try at once to publish what failed, and what is held",
 		Long: `Try at once to publish what failed or waits, in PATH or in all of the mount, and publish files that
-were open for writing when the machine stopped: those are held, since nobody knows whether they are whole.`,
+are held, since nobody knows whether they are whole: those that were open for writing when both processes of the
+mount ended, or were not known to be on the disk when the machine stopped.`,
 		Args: usageArgs(cobra.RangeArgs(1, 2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return changeLedger(cmd.Context(), "/retry", args[0], args[1:], url.Values{}, "tried again: %d\n", asJSON, cmd.OutOrStdout())

@@ -31,6 +31,14 @@ func (d *daemon) writes() WritesStatus {
 	return w
 }
 
+// why says why an entry is held, in brackets.
+func why(e *fs.LedgerEntry) string {
+	if e.Error == "" {
+		return ""
+	}
+	return " (" + e.Error + ")"
+}
+
 // showWrites shows it to people: what there is to see to.
 func showWrites(w *WritesStatus, row func(name, format string, a ...any)) {
 	switch {
@@ -62,7 +70,7 @@ func showWrites(w *WritesStatus, row func(name, format string, a ...any)) {
 		case fs.LedgerFailing:
 			row("failing", "%s %s", e.Path, tries(e))
 		case fs.LedgerHeld:
-			row("held", "%s was open when the machine stopped: \"leatfs retry\" publishes it, \"leatfs discard\" gives it up", e.Path)
+			row("held", "%s may not be whole%s: \"leatfs retry\" publishes it, \"leatfs discard\" gives it up", e.Path, why(e))
 		}
 	}
 	if w.Conflicts > 0 {

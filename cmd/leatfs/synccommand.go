@@ -27,7 +27,7 @@ func syncCommand() *cobra.Command {
 		Long: `Wait until the bucket has all that was closed before, and all that was removed is deleted there.
 
 The exit code is 0 when nothing is left. It is 1 otherwise, and what is left is listed: files that are open
-for writing, files that were open when the machine stopped ("held", see leatfs retry), and after --timeout
+for writing, files that may not be whole since the machine stopped or leatfs was killed ("held", see leatfs retry), and after --timeout
 what the bucket does not take. What fails is tried again as long as the command waits.`,
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -176,8 +176,8 @@ func list(w io.Writer, l *fs.Ledger) error {
 
 // tries says what came of an entry's tries.
 func tries(e *fs.LedgerEntry) string {
-	if e.Error == "" {
-		return ""
+	if e.Error == "" || e.State == fs.LedgerHeld {
+		return e.Error
 	}
 	next := ""
 	if d := time.Until(e.Next); !e.Next.IsZero() && d > 0 {

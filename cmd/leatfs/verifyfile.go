@@ -189,7 +189,7 @@ func pendingText(c *fs.Copy) string {
 		fs.LedgerWaiting:   "it waits for its turn",
 		fs.LedgerUploading: "it is being uploaded",
 		fs.LedgerFailing:   "it could not be uploaded yet",
-		fs.LedgerHeld:      "it was open when the machine stopped, and waits for \"leatfs retry\" or \"leatfs discard\"",
+		fs.LedgerHeld:      "it may not be whole, and waits for \"leatfs retry\" or \"leatfs discard\"",
 	}[c.Pending]
 	if c.Error != "" {
 		text += ": " + c.Error

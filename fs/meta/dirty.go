@@ -13,7 +13,7 @@ type Dirty struct {
 	Ino   Ino
 	Seq   uint64 // order of completion, see NextSeq; 0: not complete, somebody still writes
 	Since int64  // when it became so, nanoseconds since 1970
-	// Held: it was open for writing when the machine stopped. It is kept, and not published.
+	// Held: it may not be whole, Error says why. It is kept, and not published.
 	Held bool
 	// Token marks the requests that publish it, so that a lost answer can be told from
 	// somebody else's change.
@@ -21,7 +21,7 @@ type Dirty struct {
 	Upload Upload // under way, when its ID is set
 	Tries  uint32 // failed in a row
 	Next   int64  // when to try again, nanoseconds since 1970
-	Error  string // of the last try
+	Error  string // of the last try; of what is held, why it is
 }
 
 // Upload is a multipart upload that was begun.

@@ -26,7 +26,18 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0) // without what a proper end does
 	}
-	os.Exit(m.Run())
+	os.Exit(runTests(m))
+}
+
+func runTests(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "leatfs-powercut-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	binaries = dir
+	return m.Run()
 }
 
 // child is a command that runs one of the functions.

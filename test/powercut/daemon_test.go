@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -21,6 +22,12 @@ import (
 	"github.com/leatfs/leatfs/test/fault"
 	"github.com/leatfs/leatfs/test/powercut/record"
 	"github.com/leatfs/leatfs/test/s3test"
+)
+
+// binaries is where leatfs is, once build has built it.
+var (
+	binaries string
+	build    sync.Once
 )
 
 // machine is where leatfs runs: a bucket on a real server behind a proxy, and a disk.
@@ -36,10 +43,12 @@ type machine struct {
 
 func newMachine(t *testing.T, fs FS) *machine {
 	t.Helper()
-	m := &machine{t: t, d: New(t, Options{FS: fs, Size: 4 << 30}), binary: filepath.Join(t.TempDir(), "leatfs"), mnt: filepath.Join(t.TempDir(), "mnt")}
-	if out, err := exec.Command("go", "build", "-o", m.binary, "github.com/leatfs/leatfs/cmd/leatfs").CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
-	}
+	m := &machine{t: t, d: New(t, Options{FS: fs, Size: 4 << 30}), binary: filepath.Join(binaries, "leatfs"), mnt: filepath.Join(t.TempDir(), "mnt")}
+	build.Do(func() {
+		if out, err := exec.Command("go", "build", "-o", m.binary, "github.com/leatfs/leatfs/cmd/leatfs").CombinedOutput(); err != nil {
+			t.Fatalf("build: %v\n%s", err, out)
+		}
+	})
 	if err := os.Mkdir(m.mnt, 0o755); err != nil {
 		t.Fatal(err)
 	}
