@@ -5,14 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/leatfs/leatfs/cache"
 	"github.com/leatfs/leatfs/fs/meta"
 	"github.com/leatfs/leatfs/fs/publish"
-	"github.com/leatfs/leatfs/objstore"
 )
 
 // refused deals with a publication that the origin did not take.
@@ -52,12 +49,6 @@ func (f *FS) sourceGone(w *work, s *publish.SourceChanged) error {
 		}
 	}
 	return &PathError{Op: "publish", Path: f.path(w.dir.Ino, w.in.Name), Err: fmt.Errorf("it was renamed here, and before the origin had copied it, somebody else removed or replaced its object %q there; put the object back, or give the file up with \"leatfs discard\"", s.Key)}
-}
-
-// ours tells whether an object carries one of some tokens.
-func ours(o objstore.Object, tokens string) bool {
-	t := publish.TokenOf(o)
-	return t != "" && slices.Contains(strings.Fields(tokens), t)
 }
 
 func (f *FS) copyStageIf(obj *cache.Object, w *work) (cache.ID, error) {

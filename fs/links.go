@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/leatfs/leatfs/fs/meta"
@@ -195,9 +194,9 @@ func (f *FS) publishName(ctx context.Context, w *work, n meta.Name, order func(c
 	out, err := f.publisher.pub.Publish(ctx, job)
 	var other *publish.Conflict
 	if errors.As(err, &other) {
-		if t := publish.TokenOf(other.Have); other.Have.Key == "" {
+		if other.Have.Key == "" {
 			job.IfNoneMatch, job.IfMatch = true, ""
-		} else if earlier := strings.Fields(former(w.dirty.Token)); t != "" && slices.ContainsFunc(earlier, func(e string) bool { return t == copyToken(e, key) }) {
+		} else if ours(other.Have, copyTokens(w.dirty.Token, key)) {
 			job.IfNoneMatch, job.IfMatch = false, other.Have.ETag // an earlier content, copied unnoticed
 		} else {
 			return &PathError{Op: "publish", Path: f.path(n.Parent, n.Name), Err: err}

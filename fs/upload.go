@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 	"syscall"
 
@@ -13,35 +12,6 @@ import (
 	"github.com/leatfs/leatfs/fs/meta"
 	"github.com/leatfs/leatfs/fs/publish"
 )
-
-// The token of a Dirty is that of its publication, "" before that began, and behind it those of
-// earlier contents of the file under the same key, whose commits may have been carried out unnoticed, newest first.
-
-func newest(token string) string { t, _, _ := strings.Cut(token, " "); return t }
-func former(token string) string { _, t, _ := strings.Cut(token, " "); return t }
-
-// outdated is the token of a file whose content has changed since it was published with token.
-func outdated(token string) string {
-	if all := tokens(token, ""); all != "" {
-		return " " + all
-	}
-	return ""
-}
-
-// maxTokens bounds what tokens remembers. Publications under one key follow each other: what so many later
-// ones have met is known.
-const maxTokens = 64
-
-// tokens joins the tokens of what else of ours may be under a key, the newest first.
-func tokens(newer, older string) string {
-	all := strings.Fields(newer)
-	for _, t := range strings.Fields(older) {
-		if !slices.Contains(all, t) {
-			all = append(all, t)
-		}
-	}
-	return strings.Join(all[:min(len(all), maxTokens)], " ")
-}
 
 // work is what there is to do for a dirty inode, as of one moment.
 type work struct {
@@ -96,11 +66,11 @@ func (f *FS) look(ino meta.Ino) (w work, ok bool, err error) {
 		if newest(w.dirty.Token) != "" {
 			return nil
 		}
-		token := publish.NewToken()
+		token := nextToken(former(w.dirty.Token), w.tomb)
 		if u := w.dirty.Upload; u.ID != "" && u.Key == w.key && u.Token != "" {
 			token = u.Token // which its object will have
 		}
-		w.dirty.Token = strings.TrimSuffix(token+" "+former(w.dirty.Token), " ")
+		w.dirty.Token = tokens(token, former(w.dirty.Token))
 		return tx.SetDirty(&w.dirty)
 	})
 	return w, ok, err

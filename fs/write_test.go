@@ -35,6 +35,7 @@ type origin struct {
 	decide func(op objstore.Op) fate // nil: all are carried out; by mu
 	gate   chan struct{}             // not nil: requests wait until it is closed; by mu
 	late   bool                      // who gave up waiting at the gate is served all the same; by mu
+	away   bool                      // no request gets there; by mu
 	seen   []string                  // requests that were carried out, "PUT key"; by mu
 	held   chan string               // told, if there is room, of each request that comes to the gate
 }
@@ -45,6 +46,12 @@ func newOrigin() *origin { return &origin{held: make(chan string, 1000)} }
 func (o *origin) wrap(s objstore.Store) objstore.Store { return objstore.Around(s, o.do) }
 
 func (o *origin) do(ctx context.Context, op objstore.Op, call func(context.Context) error) error {
+	o.mu.Lock()
+	away := o.away
+	o.mu.Unlock()
+	if away {
+		return &objstore.Error{Op: op.Name, Key: op.Key, Kind: objstore.Network}
+	}
 	if op.Class != objstore.ClassPut && op.Class != objstore.ClassCopy && op.Class != objstore.ClassDelete {
 		return call(ctx)
 	}
@@ -116,6 +123,13 @@ func (o *origin) fates(decide func(op objstore.Op) fate) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.decide = decide
+}
+
+// leave says whether the origin is away.
+func (o *origin) leave(away bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.away = away
 }
 
 // took returns what was carried out since the last call.

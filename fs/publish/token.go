@@ -22,6 +22,25 @@ func NewToken() string {
 	return hex.EncodeToString(b[:])
 }
 
+// NextToken returns a new token of the family of another, or of a new one where that is "".
+func NextToken(of string) string {
+	t := NewToken()
+	if len(of) < len(t) {
+		return t
+	}
+	return of[:familyLen] + t[familyLen:]
+}
+
+// familyLen is how much of a token its whole family has: 64 bits.
+const familyLen = 16
+
+// SameFamily tells whether one token was made as the next of the other, or both of a third. What a caller
+// has added to a token must be equal.
+func SameFamily(a, b string) bool {
+	const whole = 2 * familyLen
+	return a == b || len(a) >= whole && len(b) >= whole && a[:familyLen] == b[:familyLen] && a[whole:] == b[whole:]
+}
+
 // TokenOf returns the token that an object was published with, "" if it has none.
 func TokenOf(o objstore.Object) string { return o.Metadata[tokenKey] }
 

@@ -59,3 +59,23 @@ func TestMetadataReturns(t *testing.T) {
 		}
 	})
 }
+
+func TestNextToken(t *testing.T) {
+	a := NewToken()
+	b := NextToken(a)
+	c := NextToken(b)
+	if len(b) != 32 || b == a || c == b || !SameFamily(a, b) || !SameFamily(a, c) || !SameFamily(a, a) {
+		t.Errorf("%q, %q, %q are to be different and of one family", a, b, c)
+	}
+	for _, other := range []string{"", "x", NewToken(), NextToken(""), NextToken("x"), a + ".copy", a[:31]} {
+		if SameFamily(a, other) || SameFamily(other, a) {
+			t.Errorf("%q is of the family of %q", other, a)
+		}
+	}
+	if !SameFamily(a+".copy", b+".copy") || SameFamily(a+".copy", b+".other") || !SameFamily("x", "x") {
+		t.Error("what was added to tokens is to be equal")
+	}
+	if d := NextToken(a + ".copy"); len(d) != 32 || !SameFamily(d, a) {
+		t.Errorf("after %q comes %q", a+".copy", d)
+	}
+}
