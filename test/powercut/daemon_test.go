@@ -39,11 +39,18 @@ type machine struct {
 	bucket string
 	binary string
 	mnt    string
+	args   []string // of mount, besides
 }
 
 func newMachine(t *testing.T, fs FS) *machine {
 	t.Helper()
-	m := &machine{t: t, d: New(t, Options{FS: fs, Size: 4 << 30}), binary: filepath.Join(binaries, "leatfs"), mnt: filepath.Join(t.TempDir(), "mnt")}
+	return newMachineSize(t, fs, 4<<30)
+}
+
+// newMachineSize is newMachine with a disk of size bytes.
+func newMachineSize(t *testing.T, fs FS, size int64) *machine {
+	t.Helper()
+	m := &machine{t: t, d: New(t, Options{FS: fs, Size: size}), binary: filepath.Join(binaries, "leatfs"), mnt: filepath.Join(t.TempDir(), "mnt")}
 	build.Do(func() {
 		if out, err := exec.Command("go", "build", "-o", m.binary, "github.com/leatfs/leatfs/cmd/leatfs").CombinedOutput(); err != nil {
 			t.Fatalf("build: %v\n%s", err, out)
@@ -78,6 +85,7 @@ type daemon struct {
 func (m *machine) start(dir string, boot int) (*daemon, error) {
 	x := &daemon{log: &bytes.Buffer{}}
 	x.cmd = exec.Command(m.binary, "mount", "s3://"+m.bucket, m.mnt, "--foreground", "--cache-dir", filepath.Join(dir, "cache"), "--cache-size", "1GiB")
+	x.cmd.Args = append(x.cmd.Args, m.args...)
 	env := slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, "AWS_") })
 	x.cmd.Env = append(append(env, m.server.Env()...), "AWS_ENDPOINT_URL="+m.proxy.URL(), "AWS_CONFIG_FILE=/dev/null", "AWS_SHARED_CREDENTIALS_FILE=/dev/null")
 	x.cmd.Stdout, x.cmd.Stderr = x.log, x.log

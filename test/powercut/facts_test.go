@@ -25,6 +25,7 @@ import (
 //	may NAME=I...     content(I) may be at each NAME from now on
 //	fact ID NAME=I... it is so at one of the names, or more; replaces what the fact ID was before; without names: nothing is so any more
 //	after A=I B=J     who finds content(I) at A in the bucket finds content(J) at B
+//	gone NAME...      nothing is at these names from now on
 //
 // Whatever else is at a name in the bucket was never there as a whole, which must not be.
 
@@ -130,10 +131,11 @@ type facts struct {
 	must  map[string][]at // by ID
 	may   map[string][]int
 	after [][2]at
+	gone  map[string]bool
 }
 
 func told(acked []string) (f facts, err error) {
-	f = facts{must: map[string][]at{}, may: map[string][]int{}}
+	f = facts{must: map[string][]at{}, may: map[string][]int{}, gone: map[string]bool{}}
 	for _, line := range acked {
 		w := strings.Fields(line)
 		var as []at
@@ -142,9 +144,14 @@ func told(acked []string) (f facts, err error) {
 			as, err = parseAts(w[1:])
 			for _, a := range as {
 				f.may[a.name] = append(f.may[a.name], a.i)
+				delete(f.gone, a.name)
 			}
 		case len(w) > 1 && w[0] == "fact":
 			f.must[w[1]], err = parseAts(w[2:])
+		case len(w) > 1 && w[0] == "gone":
+			for _, name := range w[1:] {
+				f.gone[name] = true
+			}
 		case len(w) == 3 && w[0] == "after":
 			if as, err = parseAts(w[1:]); err == nil {
 				f.after = append(f.after, [2]at{as[0], as[1]})
@@ -175,6 +182,11 @@ func (f *facts) missing(read func(name string) ([]byte, error)) error {
 		}
 		if !ok {
 			bad = append(bad, fmt.Errorf("%s: %w", id, errors.Join(errs...)))
+		}
+	}
+	for name := range f.gone {
+		if b, err := read(name); !errors.Is(err, os.ErrNotExist) {
+			bad = append(bad, fmt.Errorf("%s was removed: %d bytes there, %w", name, len(b), err))
 		}
 	}
 	return errors.Join(bad...)

@@ -17,7 +17,10 @@
 package powercut
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -67,12 +70,60 @@ type Disk struct {
 	opt   Options
 	disk  *record.Disk
 	base  string
-	start int
+	start int // how many events there were when it was mounted
 	up    bool
 }
 
 // New makes a disk, a file system on it, and mounts it. At the end of the test all of it goes.
 func New(t testing.TB, opt Options) *Disk {
+	t.Helper()
+	return begin(t, opt, func(loop string, opt Options) error { return mkfs(loop, opt) })
+}
+
+// From makes another disk that begins as d is after a cut, so that its power can be cut a second time. Its events
+// begin after it was mounted.
+func (d *Disk) From(c record.Cut) *Disk {
+	d.t.Helper()
+	return begin(d.t, d.opt, func(to string, _ Options) error {
+		from, drop, err := d.disk.AttachCut(c)
+		if err != nil {
+			return err
+		}
+		return errors.Join(copyDisk(from.Path(), to), from.Close(), drop())
+	})
+}
+
+// copyDisk copies a device to one that is all zeros.
+func copyDisk(from, to string) error {
+	r, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	w, err := os.OpenFile(to, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	b, zeros := make([]byte, 1<<20), make([]byte, 1<<20)
+	for off := int64(0); ; off += int64(len(b)) {
+		n, err := io.ReadFull(r, b)
+		if n > 0 && !bytes.Equal(b[:n], zeros[:n]) {
+			if _, err := w.WriteAt(b[:n], off); err != nil {
+				return err
+			}
+		}
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return w.Sync()
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// begin makes a disk that fill fills, and mounts it.
+func begin(t testing.TB, opt Options, fill func(loop string, opt Options) error) *Disk {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Fatal("powercut mounts: run it as root")
@@ -108,7 +159,7 @@ func New(t testing.TB, opt Options) *Disk {
 		t.Fatal(err)
 	}
 	defer loop.Close()
-	if err := mkfs(loop.Path(), opt); err != nil {
+	if err := fill(loop.Path(), opt); err != nil {
 		t.Fatal(err)
 	}
 	if err := mount(loop.Path(), d.Dir(), opt); err != nil {
