@@ -255,7 +255,7 @@ func (c *Cache) Object(ctx context.Context, ident Identity, store objstore.Store
 	o := c.active[hash]
 	isNew := o == nil
 	if isNew {
-		o = &Object{c: c, ident: ident, hash: hash, store: store, version: ident.VersionID,
+		o = &Object{c: c, ident: ident, src: ident, as: ident, hash: hash, store: store, version: ident.VersionID,
 			blockN: uint32((ident.Size + BlockSize - 1) / BlockSize),
 			loaded: make(chan struct{}), blocks: map[uint32]*block{}, extents: map[uint32]*extent{}}
 		if ident.Size == 0 {
@@ -272,7 +272,7 @@ func (c *Cache) Object(ctx context.Context, ident Identity, store objstore.Store
 	if o.store == nil {
 		o.store = store
 	}
-	if o.version == "" {
+	if o.version == "" && o.src.Key == ident.Key {
 		o.version = ident.VersionID
 	}
 	o.mu.Unlock()
@@ -303,6 +303,7 @@ func (c *Cache) Object(ctx context.Context, ident Identity, store objstore.Store
 func (c *Cache) retire(o *Object) {
 	c.mu.Lock()
 	o.mu.Lock()
+	o.forgetAliases()
 	if !o.idle() {
 		o.mu.Unlock()
 		c.mu.Unlock()

@@ -114,7 +114,7 @@ func (o *Object) conclude(f *objFile, gen uint64, state State, sum uint64) error
 	if o.gen != gen || o.resident != o.blockN {
 		return errChanged
 	}
-	l := label{Identity: o.ident, State: state, Sum: sum, Checksum: o.checksum}
+	l := label{Identity: o.as, State: state, Sum: sum, Checksum: o.checksum}
 	l.Identity.VersionID = o.version
 	o.mu.Unlock()
 	var err error
@@ -290,9 +290,12 @@ func (o *Object) mismatched(gen, sum uint64, want objstore.Checksum) (believed b
 	o.c.log.Error("what was fetched does not match the origin's checksum; all of it is discarded and fetched again",
 		"key", o.ident.Key, "checksum", what, "times", o.mismatch)
 	o.damaged = true
+	idents := o.identities()
 	o.mu.Unlock()
 	if fn := o.c.damagedFn.Load(); fn != nil {
-		(*fn)(o.ident)
+		for _, i := range idents {
+			(*fn)(i)
+		}
 	}
 	o.c.n.sumMismatches.Add(1)
 	o.mu.Lock()

@@ -47,6 +47,7 @@ type fetch struct {
 	whole  bool          // the entire object, by a GET without a range
 	ahead  bool          // begun by Prefetch, for nobody as yet
 	number uint64        // of the object's fetches, in the order in which they began
+	src    Identity      // as which the origin is asked for it; only its goroutine uses it
 	done   chan struct{} // closed at the end; err is final then
 	err    error
 
@@ -126,13 +127,16 @@ func (o *Object) span(lo, hi uint32) int64 {
 func (f *fetch) run() {
 	o := f.o
 	err := f.stream()
+	for missing(err) && o.elsewhere(f.src) { // moved while it was asked for
+		err = f.stream()
+	}
 	f.stop()
 	if err == nil {
 		o.c.n.fetches.Add(1)
 	} else {
 		o.c.n.fetchErrors.Add(1)
-		if objstore.Is(err, objstore.PreconditionFailed) || objstore.Is(err, objstore.NotFound) {
-			err = &staleError{o.ident.Key, err}
+		if missing(err) && !errors.Is(err, ErrStale) {
+			err = &staleError{f.src.Key, err}
 		}
 	}
 	o.mu.Lock()
@@ -178,28 +182,26 @@ func (o *Object) stopGuesses() {
 func (f *fetch) get(ctx context.Context) (*objstore.Reader, error) {
 	o := f.o
 	off, n := int64(f.lo)*BlockSize, o.span(f.lo, f.hi)
-	opt := objstore.GetOptions{Offset: off, Length: n, IfMatch: o.ident.ETag}
-	o.mu.Lock()
-	opt.VersionID = o.version
-	o.mu.Unlock()
+	f.src = o.Identity()
+	opt := objstore.GetOptions{Offset: off, Length: n, IfMatch: f.src.ETag, VersionID: f.src.VersionID}
 	if f.whole {
 		opt.Length = -1
 	}
-	r, err := o.store.Get(ctx, o.ident.Key, opt)
+	r, err := o.store.Get(ctx, f.src.Key, opt)
 	if err != nil {
 		return nil, err
 	}
-	if err := o.same(r.Object); err != nil || r.Offset != off || r.Length != n {
+	if err := same(&f.src, r.Object); err != nil || r.Offset != off || r.Length != n {
 		r.Body.Close()
 		if err == nil {
-			err = fmt.Errorf("object %q: asked for %d bytes at %d, the origin sends %d at %d", o.ident.Key, n, off, r.Length, r.Offset)
+			err = fmt.Errorf("object %q: asked for %d bytes at %d, the origin sends %d at %d", f.src.Key, n, off, r.Length, r.Offset)
 		}
 		return nil, err
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	f.answered = true
-	if o.version == "" {
+	if o.version == "" && o.src.Key == f.src.Key {
 		o.version = r.Object.VersionID
 	}
 	if f.whole && !o.sumKnown {
@@ -208,12 +210,17 @@ func (f *fetch) get(ctx context.Context) (*objstore.Reader, error) {
 	return r, nil
 }
 
-// same returns a staleError if x is not this version of the object.
-func (o *Object) same(x objstore.Object) error {
-	if x.Size != o.ident.Size || x.ETag != "" && o.ident.ETag != "" && x.ETag != o.ident.ETag {
-		return &staleError{o.ident.Key, fmt.Errorf("it has %d bytes and ETag %q, not %d and %q", x.Size, x.ETag, o.ident.Size, o.ident.ETag)}
+// same returns a staleError if x is not the version i.
+func same(i *Identity, x objstore.Object) error {
+	if x.Size != i.Size || x.ETag != "" && i.ETag != "" && x.ETag != i.ETag {
+		return &staleError{i.Key, fmt.Errorf("it has %d bytes and ETag %q, not %d and %q", x.Size, x.ETag, i.Size, i.ETag)}
 	}
 	return nil
+}
+
+// missing tells whether the origin said that it has not, or no longer, the version that was asked for.
+func missing(err error) bool {
+	return objstore.Is(err, objstore.PreconditionFailed) || objstore.Is(err, objstore.NotFound) || errors.Is(err, ErrStale)
 }
 
 // learn notes what checksum the origin holds; o.mu is held.
@@ -246,7 +253,7 @@ func (f *fetch) stream() error {
 	alg, known, gen := o.sumAlg, o.sumKnown, o.gen
 	o.mu.Unlock()
 	var digest hash.Hash
-	if f.whole && known && alg == objstore.ChecksumNone && r.Object.ETagIsMD5 && r.Object.ETag == o.ident.ETag {
+	if f.whole && known && alg == objstore.ChecksumNone && r.Object.ETagIsMD5 && r.Object.ETag == f.src.ETag {
 		digest = md5.New()
 	}
 	whole := newCombiner(objstore.CRC64NVME)
@@ -293,7 +300,7 @@ func (f *fetch) stream() error {
 	if digest != nil {
 		o.mu.Lock()
 		if o.gen == gen {
-			o.etagMD5 = md5State{known: true, equal: strings.EqualFold(hex.EncodeToString(digest.Sum(nil)), o.ident.ETag), sum: whole.sum}
+			o.etagMD5 = md5State{known: true, equal: strings.EqualFold(hex.EncodeToString(digest.Sum(nil)), f.src.ETag), sum: whole.sum}
 		}
 		o.mu.Unlock()
 	}
@@ -406,15 +413,16 @@ func (o *Object) head() {
 }
 
 func (c *Cache) headOf(o *Object) (objstore.Object, error) {
-	o.mu.Lock()
-	version := o.version
-	o.mu.Unlock()
-	x, err := o.store.Head(objstore.WithPriority(c.ctx, objstore.Prefetch), o.ident.Key, objstore.HeadOptions{VersionID: version})
-	if objstore.Is(err, objstore.NotFound) {
-		return x, &staleError{o.ident.Key, err}
+	for {
+		src := o.Identity()
+		x, err := o.store.Head(objstore.WithPriority(c.ctx, objstore.Prefetch), src.Key, objstore.HeadOptions{VersionID: src.VersionID})
+		if objstore.Is(err, objstore.NotFound) {
+			err = &staleError{src.Key, err}
+		} else if err == nil {
+			err = same(&src, x)
+		}
+		if err == nil || !errors.Is(err, ErrStale) || !o.elsewhere(src) {
+			return x, err
+		}
 	}
-	if err == nil {
-		err = o.same(x)
-	}
-	return x, err
 }

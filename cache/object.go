@@ -17,9 +17,9 @@ import (
 // may be called in parallel, by callers that hold a reference.
 type Object struct {
 	c      *Cache
-	ident  Identity
-	hash   [16]byte
-	blockN uint32 // number of blocks
+	ident  Identity // as which it was asked for first
+	hash   [16]byte // of as; Cache.mu guards it too
+	blockN uint32   // number of blocks
 	store  objstore.Store
 	loaded chan struct{} // closed when the index was asked; loadErr is final then
 	// loadErr is not nil when the index could not be read.
@@ -34,8 +34,12 @@ type Object struct {
 	begun   uint64     // fetches so far: the number of the last
 	retired bool       // out of the table; must not be used any more
 
-	version  string // Identity.VersionID, or the one learned later
-	id       ID     // 0: no file yet
+	src      Identity   // where the origin has it: ident, until it is moved (see Moved)
+	as       Identity   // as which the index has it: src, as a rule
+	was      []Identity // what src was before
+	aliases  [][16]byte // other places in the table; Cache.mu guards them too
+	version  string     // Identity.VersionID of src, or the one learned later
+	id       ID         // 0: no file yet
 	dir      *dir
 	file     *objFile // open file, nil until needed
 	making   chan struct{}
@@ -108,12 +112,12 @@ func (o *Object) ID() ID {
 	return o.id
 }
 
-// Identity is what the object was asked for as, with the version id if it became known.
+// Identity is what the origin has the object as, with the version id if it became known.
 func (o *Object) Identity() Identity {
-	i := o.ident
 	o.mu.Lock()
+	defer o.mu.Unlock()
+	i := o.src
 	i.VersionID = o.version
-	o.mu.Unlock()
 	return i
 }
 
@@ -388,7 +392,7 @@ func (o *Object) openForWrite() (*objFile, error) {
 		return nil, errDown
 	}
 	o.making = make(chan struct{})
-	attr := label{Identity: o.ident, State: Partial}
+	attr := label{Identity: o.as, State: Partial}
 	attr.Identity.VersionID = o.version
 	o.mu.Unlock()
 	id, err := o.c.newID()
@@ -471,7 +475,7 @@ func (o *Object) collect(b *Batch) {
 		return
 	}
 	if o.recordDirty {
-		r := Record{ID: o.id, Dir: o.dir.format.Number, Identity: o.ident, State: o.state, Pinned: o.pinned,
+		r := Record{ID: o.id, Dir: o.dir.format.Number, Identity: o.as, State: o.state, Pinned: o.pinned,
 			Checksum: o.checksum, Sum: o.sum, Epoch: o.epoch}
 		r.Identity.VersionID = o.version
 		b.Records = append(b.Records, r)

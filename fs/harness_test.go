@@ -2,6 +2,7 @@ package fs
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -80,6 +81,7 @@ type rig struct {
 	memory *session.Session
 
 	notifier Notifier // nil: the kernel is not told
+	room     int64    // of the cache, in bytes; 0: 1 GiB
 }
 
 // fatal is what rapid's T and testing's have in common.
@@ -114,7 +116,7 @@ func (r *rig) start(t fatal) {
 	must(err)
 	r.pool, err = buf.New(buf.Options{Cap: 32 << 20, Poison: true})
 	must(err)
-	r.cache, err = cache.Open(cache.Config{Dirs: []cache.DirConfig{{Path: r.dir, Size: 1 << 30}}, Index: r.db, Pool: r.pool, Log: log})
+	r.cache, err = cache.Open(cache.Config{Dirs: []cache.DirConfig{{Path: r.dir, Size: cmp.Or(r.room, 1<<30)}}, Index: r.db, Pool: r.pool, Log: log})
 	must(err)
 	var store objstore.Store = r.store
 	if r.wrap != nil {

@@ -247,8 +247,11 @@ func (f *FS) enqueue(ino meta.Ino) {
 		Run: func(ctx context.Context, order func(context.Context) error) error {
 			return f.publishInode(ctx, ino, order)
 		}}
-	if t, err := f.db.Tomb(it.Key); err == nil && t.Done == 0 && t.Needed != 0 && t.Needed != ino {
-		it.After = uint64(t.Needed)
+	if t, err := f.db.Tomb(it.Key); err == nil && t.Done == 0 {
+		if t.Needed != 0 && t.Needed != ino {
+			it.After = uint64(t.Needed)
+		}
+		defer f.publisher.queue.Retry(f.tombID(it.Key)) // what it may have waited for is no matter any more
 	}
 	if in.Stage != 0 {
 		if st, err := f.cache.StatStage(in.Stage); err == nil {

@@ -225,6 +225,7 @@ func (f *FS) lastHandle(ino meta.Ino) {
 	if err != nil || in.Flags&(meta.Removed|meta.Local) != meta.Removed|meta.Local || f.ctx.Err() != nil {
 		return
 	}
+	f.unread(&in)
 	f.wg.Add(1)
 	go func() {
 		defer f.wg.Done()

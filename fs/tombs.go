@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/leatfs/leatfs/cache"
 	"github.com/leatfs/leatfs/fs/meta"
 	"github.com/leatfs/leatfs/fs/publish"
 )
@@ -55,6 +56,12 @@ func (f *FS) bury(ctx context.Context, key string, order func(context.Context) e
 	}
 	if t.ETag != noObject || t.Token != "" {
 		if err := order(ctx); err != nil {
+			return err
+		}
+		if err := f.keepReaders(ctx, key, t.ETag); errors.Is(err, cache.ErrNotKept) {
+			f.log.Warn("a removed object stays in the bucket until it is closed: the cache has no room for what is not read of it yet", "key", key, "err", err)
+			return fmt.Errorf("%w: %q is open", errLater, key)
+		} else if err != nil {
 			return err
 		}
 		if err := f.deleteObject(ctx, &t); err != nil {

@@ -112,6 +112,12 @@ func (f *FS) publishOnce(ctx context.Context, ino meta.Ino, order func(context.C
 	job := publish.Job{Key: w.key, Token: newest(w.dirty.Token), Order: order,
 		IfNoneMatch: w.base == "", IfMatch: w.base,
 		Upload: publish.Upload(w.dirty.Upload), Began: func(u publish.Upload) error { return f.uploadBegan(ino, w.dirty.Seq, u) }}
+	job.Order = func(ctx context.Context) error {
+		if err := order(ctx); err != nil {
+			return err
+		}
+		return f.keepReplaced(ctx, &w)
+	}
 	var out publish.Outcome
 	switch {
 	case w.in.Kind == meta.KindDir:
@@ -275,6 +281,15 @@ func (f *FS) landed(ctx context.Context, w *work, out publish.Outcome, a *Attr) 
 			adopted = true
 		}
 	}
+	copied := w.in.Stage == 0 && w.in.Kind == meta.KindFile && version.Size > 0
+	if copied {
+		end, err := f.open.begin(ctx, node)
+		if err != nil {
+			return err
+		}
+		defer end(nil)
+		commit = f.moved(w, &version)
+	}
 	var fx effects
 	var now meta.Inode
 	left, more := false, false
@@ -303,6 +318,13 @@ func (f *FS) landed(ctx context.Context, w *work, out publish.Outcome, a *Attr) 
 		}
 		if w.in.Object.ETag != "" && objectKey(&w.in, w.key) != w.key {
 			if err := f.unneed(tx, w.in.Object.Key, &fx); err != nil {
+				return err
+			}
+		}
+		if copied {
+			moved := now
+			moved.Object = version
+			if err := f.movedPast(tx, w, &moved); err != nil {
 				return err
 			}
 		}
@@ -350,8 +372,10 @@ func (f *FS) landed(ctx context.Context, w *work, out publish.Outcome, a *Attr) 
 	case err != nil:
 		commit(false)
 		return err
-	case !adopted || left:
+	case left, !adopted && !copied:
 		commit(false)
+	case copied:
+		commit(true)
 	default:
 		f.adopted(node, &now, commit)
 	}

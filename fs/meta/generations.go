@@ -98,3 +98,18 @@ func (db *DB) forgetKept(entries []dueEntry) error {
 		return nil
 	})
 }
+
+// Past changes in the transaction what is kept of an inode under an earlier generation. ErrNotFound when nothing is.
+func (t *Tx) Past(ino Ino, gen uint32, fn func(in *Inode)) error {
+	return t.call(func() error {
+		if _, _, err := t.body(ino); err != nil { // for the lock that guards it
+			return err
+		}
+		p, err := readKept(t.txn(), ino, gen)
+		if err != nil {
+			return err
+		}
+		fn(p.at)
+		return t.set(keptKey(ino, gen), encodeHere(p.at, p.since))
+	})
+}

@@ -164,3 +164,33 @@ func TestGenerationComesBack(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestPast: what is kept of an earlier generation can be changed, and is purged all the same.
+func TestPast(t *testing.T) {
+	db := openAt(t, t.TempDir())
+	r := root(t, db)
+	merge(t, db, r.Ino, page("", "", "f=1"))
+	f1, _ := db.Lookup(r.Ino, "f")
+	merge(t, db, r.Ino, page("", "", "f=2"))
+	set := func(gen uint32) error {
+		return db.Do(func(tx *Tx) error {
+			return tx.Past(f1.Ino, gen, func(in *Inode) { in.Object.Key, in.Object.ETag = "elsewhere", "3" })
+		})
+	}
+	if err := set(0); err != nil {
+		t.Fatal(err)
+	}
+	if err := set(7); !errors.Is(err, ErrNotFound) {
+		t.Errorf("a generation that never was: %v", err)
+	}
+	f1.Object.Key, f1.Object.ETag = "elsewhere", "3"
+	if got, err := db.InodeAt(f1.Ino, 0); err != nil || got != f1 {
+		t.Errorf("%+v, %v, want %+v", got, err, f1)
+	}
+	if f2, err := db.Lookup(r.Ino, "f"); err != nil || f2.Object.ETag != "2" {
+		t.Errorf("the present one is %+v, %v", f2, err)
+	}
+	if n, err := db.Purge(1<<62, 100, nil); err != nil || n != 1 {
+		t.Errorf("purged %d, %v", n, err)
+	}
+}

@@ -289,3 +289,43 @@ func TestClose(t *testing.T) {
 		wantCommits(t, &c)
 	})
 }
+
+// TestQueueRetry: Retry ends the backoff of what has failed, but no debounce, and none of others.
+func TestQueueRetry(t *testing.T) {
+	q := NewQueue(QueueOptions{MinBackoff: time.Hour})
+	defer q.Close(context.Background())
+	ran := make(chan uint64, 10)
+	add := func(id uint64, notBefore time.Time) {
+		tries := 0
+		q.Add(Item{ID: id, Key: fmt.Sprint("k", id), Seq: id, NotBefore: notBefore, Run: func(context.Context, func(context.Context) error) error {
+			ran <- id
+			if tries++; tries == 1 {
+				return errors.New("not yet")
+			}
+			return nil
+		}})
+	}
+	add(1, time.Time{})
+	add(2, time.Time{})
+	add(3, time.Now().Add(time.Hour))
+	q.Start()
+	<-ran
+	<-ran
+	for len(ran) == 0 { // it may not have failed yet
+		q.Retry(2)
+		q.Retry(3)
+		q.Retry(99)
+		time.Sleep(time.Millisecond)
+	}
+	if id := <-ran; id != 2 {
+		t.Errorf("%d ran", id)
+	}
+	if err := q.Wait(context.Background(), 2); err != nil {
+		t.Error(err)
+	}
+	q.Retry(3)
+	time.Sleep(10 * time.Millisecond)
+	if len(ran) > 0 {
+		t.Errorf("%d ran", <-ran)
+	}
+}

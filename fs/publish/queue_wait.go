@@ -40,6 +40,15 @@ func (q *Queue) Hasten(id uint64) {
 	}
 }
 
+// Retry ends the backoff of an item that has failed, and of no other: why it failed may be over.
+func (q *Queue) Retry(id uint64) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if e := q.entries[id]; e != nil && e.phase == phaseTimer && e.failed {
+		q.hasten([]*entry{e})
+	}
+}
+
 // HastenAll ends all debounces and backoffs.
 func (q *Queue) HastenAll() {
 	q.mu.Lock()
