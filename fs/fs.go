@@ -33,6 +33,9 @@ type Options struct {
 	TTL time.Duration
 	// NegativeTTL likewise for names that were missing.
 	NegativeTTL time.Duration
+	// StaleIfError is for how long after the TTL what was last heard of a name is shown while the origin does not
+	// answer, see away.go. 0: directories, and files that this mount published, only; negative: of nothing.
+	StaleIfError time.Duration
 	// Immutable: objects never change and what was once listed is the truth for ever.
 	Immutable bool
 	// UID and GID own every file; FileMode and DirMode are its permission bits.
@@ -67,10 +70,11 @@ type Options struct {
 // Defaults returns the options of a mount that was given none.
 func Defaults() Options {
 	return Options{
-		TTL:         60 * time.Second,
-		NegativeTTL: time.Second,
-		FileMode:    0o644,
-		DirMode:     0o755,
+		TTL:          60 * time.Second,
+		NegativeTTL:  time.Second,
+		StaleIfError: time.Hour,
+		FileMode:     0o644,
+		DirMode:      0o755,
 		// What one 90 MB/s connection brings in about the time of one 20 ms round trip:
 		// waiting for the whole costs at most as much again as waiting for the first byte.
 		SmallObject:  2 << 20,
@@ -129,6 +133,7 @@ type FS struct {
 	ledger    ledgerMemo
 	labels    labelLocks
 	foreign   foreign
+	away      away
 
 	open       openTable
 	ownSession *session.Session // when the caller gave none
@@ -298,7 +303,9 @@ func (f *FS) key(dir *meta.Inode, in *meta.Inode) string {
 type Stats struct {
 	Lookups, Opens, OpensPassthrough, OpensDaemon, OpensStale int64
 	Reads, ReadBytes, Lists, NotifyDropped                    int64
-	OpenFiles, Handles, KeptBackings                          int
+	// Stale is how many names were shown as they were last heard of, since the origin did not answer.
+	Stale                            int64
+	OpenFiles, Handles, KeptBackings int
 }
 
 // Stats may be called at any time.
@@ -308,7 +315,7 @@ func (f *FS) Stats() Stats {
 		OpensPassthrough: f.stats.passthrough.Load(), OpensDaemon: f.stats.daemon.Load(),
 		OpensStale: f.stats.stale.Load(), Reads: f.stats.reads.Load(),
 		ReadBytes: f.stats.readBytes.Load(), Lists: f.stats.lists.Load(),
-		NotifyDropped: f.stats.changesDropped.Load(),
+		NotifyDropped: f.stats.changesDropped.Load(), Stale: f.away.count(),
 	}
 	s.OpenFiles, s.Handles, s.KeptBackings = f.open.counts()
 	return s

@@ -48,6 +48,7 @@ func (f *FS) list(dir *meta.Inode) *listJob {
 	go func() {
 		defer f.wg.Done()
 		j.err = f.listNow(f.ctx, &d, j)
+		f.heard(j.err)
 		f.listMu.Lock()
 		if f.lists[d.Ino] == j {
 			delete(f.lists, d.Ino)

@@ -89,7 +89,7 @@ func (f *FS) lookup(ctx context.Context, dir *meta.Inode, name string) (meta.Ino
 		if f.freshFor(&in, &lst) > 0 {
 			return in, nil
 		}
-		return f.revalidate(ctx, dir, &in, &lst)
+		return f.confirm(ctx, dir, &in, &lst)
 	case errors.Is(err, meta.ErrNotFound):
 		lst, err := f.db.Listing(dir.Ino)
 		if err != nil {
@@ -227,7 +227,9 @@ func (f *FS) head(ctx context.Context, dir, in *meta.Inode) (meta.Inode, error) 
 	d, i := *dir, *in
 	return f.shared(ctx, func() (any, error) {
 		return joined(&f.heads, strconv.FormatUint(uint64(i.Ino), 36), func() (any, error) {
-			return f.headNow(f.ctx, &d, &i)
+			now, err := f.headNow(f.ctx, &d, &i)
+			f.heard(err)
+			return now, err
 		})
 	})
 }
@@ -290,7 +292,9 @@ func (f *FS) resolve(ctx context.Context, dir *meta.Inode, name string) (meta.In
 	d := *dir
 	return f.shared(ctx, func() (any, error) {
 		return joined(&f.resolves, negKey(d.Ino, name), func() (any, error) {
-			return f.resolveNow(f.ctx, &d, name)
+			in, err := f.resolveNow(f.ctx, &d, name)
+			f.heard(err)
+			return in, err
 		})
 	})
 }

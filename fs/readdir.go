@@ -50,7 +50,7 @@ func (f *FS) Opendir(ctx context.Context, node NodeID) (*DirHandle, error) {
 	}
 	h := &DirHandle{fs: f, dir: dir, opened: f.now()}
 	fresh := lst.Complete > 0 && (f.opt.Immutable || lst.Complete > f.now()-int64(f.opt.TTL))
-	if !fresh {
+	if _, recently := f.away.state(f.now()); !fresh && (!recently || !f.staleListing(&dir, &lst)) {
 		h.job = f.list(&dir)
 	}
 	return h, nil
@@ -76,6 +76,13 @@ func (h *DirHandle) Readdir(ctx context.Context, cookie uint64, emit func(*DirEn
 		return err
 	}
 	emitted := false
+	var patience <-chan time.Time
+	stale := f.staleListing(&h.dir, &lst)
+	if failing, _ := f.away.state(f.now()); failing && stale {
+		t := time.NewTimer(awayPatience)
+		defer t.Stop()
+		patience = t.C
+	}
 	for {
 		key, all, more := "", true, (<-chan struct{})(nil)
 		job := h.listing()
@@ -128,7 +135,7 @@ func (h *DirHandle) Readdir(ctx context.Context, cookie uint64, emit func(*DirEn
 		case <-more:
 		case <-job.done:
 			if job.err != nil {
-				if h.again(job) {
+				if h.again(job) || stale && unanswered(ctx, job.err) && h.goWithout(job) {
 					continue
 				}
 				return &PathError{Op: "list", Path: f.path(h.dir.Parent, h.dir.Name), Err: job.err}
@@ -136,6 +143,8 @@ func (h *DirHandle) Readdir(ctx context.Context, cookie uint64, emit func(*DirEn
 			job.mu.Lock()
 			job.ranges = []keyRange{{end: true}}
 			job.mu.Unlock()
+		case <-patience:
+			h.goWithout(job)
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -161,6 +170,17 @@ func (h *DirHandle) again(failed *listJob) bool {
 		return false
 	}
 	h.job = h.fs.list(&h.dir)
+	return true
+}
+
+// goWithout has the handle show what the index has, without the listing that it follows: the origin does not answer.
+func (h *DirHandle) goWithout(failed *listJob) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.job == failed {
+		h.job = nil
+		h.fs.stale(&h.dir)
+	}
 	return true
 }
 

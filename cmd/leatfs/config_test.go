@@ -14,7 +14,7 @@ func flagValues() map[string]string {
 	return map[string]string{
 		"cache-dir": "/nvme/a", "cache-size": "123456789", "memory": "300MiB", "passthrough": "off",
 		"endpoint-url": "http://localhost:9000", "region": "eu-west-1", "profile": "p", "no-sign-request": "true", "no-resend": "true",
-		"path-style": "on", "requester-pays": "true", "sse-c-key-file": "/etc/key", "ttl": "1h30m0s", "immutable": "true",
+		"path-style": "on", "requester-pays": "true", "sse-c-key-file": "/etc/key", "ttl": "1h30m0s", "stale-if-error": "10m0s", "immutable": "true",
 		"read-only": "true", "allow-other": "true", "uid": "1234", "gid": "4321", "umask": "027", "small-object": "0",
 		"read-ahead": "512KiB", "options": "noexec", "foreground": "true", "log-file": "/var/log/leatfs.log",
 		"log-level": "debug", "log-json": "true", "metrics-addr": "127.0.0.1:9100", "fuse-debug": "true",

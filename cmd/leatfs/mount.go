@@ -49,6 +49,7 @@ type mountConfig struct {
 
 	ttl          time.Duration
 	immutable    bool
+	staleIfError time.Duration
 	readOnly     bool
 	allowOther   bool
 	uid, gid     uint32
@@ -85,6 +86,7 @@ func (c *mountConfig) flags(f *pflag.FlagSet) {
 	f.BoolVar(&c.requesterPays, "requester-pays", false, "agree to pay for requests to a requester-pays bucket")
 	f.StringVar(&c.sseCustomerKeyFile, "sse-c-key-file", "", "file with the 32-byte key (raw or base64) of objects encrypted with SSE-C")
 	f.DurationVar(&c.ttl, "ttl", def.TTL, "how long what the bucket said of a name is believed")
+	f.DurationVar(&c.staleIfError, "stale-if-error", def.StaleIfError, "how much longer while the bucket does not answer; negative: not at all, nor for what this mount wrote")
 	f.BoolVar(&c.immutable, "immutable", false, "objects never change: never ask again of a name that was listed")
 	f.BoolVar(&c.readOnly, "read-only", false, "refuse all changes")
 	f.StringVar(&c.protect, "protect", "none", "what may not be replaced, renamed or deleted: none, or foreign (objects that this mount did not write)")
@@ -415,7 +417,7 @@ func (c *mountConfig) permissions() (umask uint32, err error) {
 func (c *mountConfig) fsOptions() fs.Options {
 	o := fs.Defaults()
 	o.TTL, o.Immutable, o.ReadOnly = c.ttl, c.immutable, c.isReadOnly()
-	o.NegativeTTL = min(o.NegativeTTL, c.ttl)
+	o.NegativeTTL, o.StaleIfError = min(o.NegativeTTL, c.ttl), c.staleIfError
 	o.UID, o.GID = c.uid, c.gid
 	umask, _ := c.permissions() // checked by complete
 	o.FileMode, o.DirMode = 0o666&^umask, 0o777&^umask

@@ -50,7 +50,7 @@ func (d *daemon) status() Status {
 	f := d.fs.Stats()
 	s.Files = FilesStatus{Open: f.OpenFiles, Handles: f.Handles, KeptBackings: f.KeptBackings, Lookups: f.Lookups,
 		Opens: f.Opens, OpensPass: f.OpensPassthrough, OpensDaemon: f.OpensDaemon, Reads: f.Reads, Lists: f.Lists,
-		FailedRequests: d.session.Failed(), NotificationsNo: f.NotifyDropped, Requests: d.session.Requests()}
+		FailedRequests: d.session.Failed(), NotificationsNo: f.NotifyDropped, Requests: d.session.Requests(), Stale: f.Stale}
 
 	e := d.engine.Stats()
 	s.Prefetch = PrefetchStatus{Asked: e.Prefetched, Used: e.Used, Wasted: e.Wasted}
@@ -86,6 +86,7 @@ func (d *daemon) collector() prometheus.Collector {
 	const c, v = prometheus.CounterValue, prometheus.GaugeValue
 	add("files_open", "Files that applications have open.", v, func(s *Status) float64 { return float64(s.Files.Open) })
 	add("file_handles", "Handles that applications have open.", v, func(s *Status) float64 { return float64(s.Files.Handles) })
+	add("stale_names_total", "Names shown as they were last confirmed, since the bucket did not answer.", c, func(s *Status) float64 { return float64(s.Files.Stale) })
 	add("lookups_total", "LOOKUP requests.", c, func(s *Status) float64 { return float64(s.Files.Lookups) })
 	add("opens_passthrough_total", "Opens after which the kernel reads the cache file itself.", c, func(s *Status) float64 { return float64(s.Files.OpensPass) })
 	add("opens_daemon_total", "Opens served by the daemon.", c, func(s *Status) float64 { return float64(s.Files.OpensDaemon) })

@@ -136,6 +136,8 @@ type FilesStatus struct {
 	Lists           int64 `json:"lists"`
 	FailedRequests  int64 `json:"failed_requests"`
 	NotificationsNo int64 `json:"notifications_dropped"`
+	// Stale counts names that were shown as they were last confirmed, since the bucket did not answer.
+	Stale int64 `json:"stale_names"`
 	// Requests of the kernel since this process began, by name ("lookup", "write").
 	Requests map[string]int64 `json:"requests"`
 }
