@@ -95,7 +95,9 @@ func (f *FS) conflict(ctx context.Context, w *work, c *publish.Conflict) error {
 			return err
 		}
 		if in.Stage != 0 || objectKey(&w.in, w.key) == w.key {
-			in.Object = meta.Object{}
+			if err := f.dropObject(tx, &in, w.key, &fx); err != nil {
+				return err
+			}
 		}
 		if err := tx.Update(&in); err != nil {
 			return err
@@ -126,7 +128,9 @@ func (f *FS) conflict(ctx context.Context, w *work, c *publish.Conflict) error {
 
 // rebase notes what is under the key of a file that it may overwrite, and has it published again.
 func (f *FS) rebase(w *work, etag string) error {
+	var fx effects
 	err := f.db.Do(func(tx *meta.Tx) error {
+		fx.reset()
 		if etag == "" {
 			if err := absent(tx.ClearTomb(w.key)); err != nil {
 				return err
@@ -145,13 +149,27 @@ func (f *FS) rebase(w *work, etag string) error {
 			return absent(err)
 		}
 		if now.Stage != 0 && now.Object.ETag != "" && now.Flags&meta.Overlay == 0 {
-			now.Object = meta.Object{}
+			if err := f.dropObject(tx, &now, w.key, &fx); err != nil {
+				return err
+			}
 			return tx.Update(&now)
 		}
 		return nil
 	})
 	if err == nil {
+		f.after(&fx)
 		err = errRebased
 	}
 	return err
+}
+
+// dropObject forgets what an inode was at the origin, which was to be copied to key, or was there, and is of no
+// use any more. The caller writes in.
+func (f *FS) dropObject(tx *meta.Tx, in *meta.Inode, key string, fx *effects) error {
+	src := in.Object.Key
+	in.Object = meta.Object{}
+	if src == "" || src == key {
+		return nil
+	}
+	return f.unneed(tx, src, fx)
 }

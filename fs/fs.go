@@ -134,6 +134,7 @@ type FS struct {
 	labels    labelLocks
 	foreign   foreign
 	away      away
+	retimed   retimed
 
 	open       openTable
 	ownSession *session.Session // when the caller gave none

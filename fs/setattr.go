@@ -43,7 +43,7 @@ func (f *FS) Setattr(ctx context.Context, node NodeID, fh uint64, set SetAttr) (
 		return Attr{}, 0, err
 	}
 	if in.Stage != 0 && (set.MTime != nil || set.ATime != nil) {
-		if err := f.keepSynced(&in, func() error { return f.setStageTimes(&in, &set) }); err != nil {
+		if err := f.keepSynced(&in, func() error { return f.retime(&in, func() error { return f.setStageTimes(&in, &set) }) }); err != nil {
 			return Attr{}, 0, err
 		}
 	}

@@ -283,7 +283,7 @@ func (f *FS) landed(ctx context.Context, w *work, out publish.Outcome, a *Attr) 
 	}
 	copied := w.in.Stage == 0 && w.in.Kind == meta.KindFile && version.Size > 0
 	if copied {
-		end, err := f.open.begin(ctx, node)
+		end, err := f.open.begin(f.ctx, node) // what has landed is noted, also when it was given up meanwhile
 		if err != nil {
 			return err
 		}
@@ -378,6 +378,7 @@ func (f *FS) landed(ctx context.Context, w *work, out publish.Outcome, a *Attr) 
 		commit(true)
 	default:
 		f.adopted(node, &now, commit)
+		f.retimed.forget(w.in.Stage)
 	}
 	f.after(&fx)
 	if !left && w.in.Stage != 0 && !adopted {
@@ -406,7 +407,7 @@ func (f *FS) unchanged(w *work, out *publish.Outcome) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	return st.Size == out.Stamp.Size && st.Mtim.Nano() == out.Stamp.MTime, nil
+	return st.Size == out.Stamp.Size && st.Mtim.Nano() == f.retimed.since(w.in.Stage, out.Stamp.MTime), nil
 }
 
 // strand notes in a transaction that something landed under a key that the inode no longer has.
