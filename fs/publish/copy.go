@@ -55,7 +55,7 @@ func (s *session) copy(ctx context.Context) (Outcome, error) {
 			return copied(o), nil
 		}
 		if objstore.Is(err, objstore.Unsupported) && j.IfNoneMatch && how == atOnce {
-			s.noCopy = true
+			s.p.noCopy.Store(true) // it is not asked again
 			continue
 		}
 		again, o, err := s.settleCopy(ctx, src, err)
@@ -97,7 +97,7 @@ func (s *session) how(size int64) way {
 		return byParts
 	case size > s.p.opt.MaxCopy && c.Multipart:
 		return byParts
-	case j.IfMatch == "" && !(j.IfNoneMatch && s.noCopy) || onto:
+	case j.IfMatch == "" && !(j.IfNoneMatch && s.p.noCopy.Load()) || onto:
 		return atOnce
 	case s.keeps() && (c.Multipart && s.copiesParts() || size <= s.p.opt.Multipart):
 		return byParts

@@ -181,3 +181,17 @@ func TestCopyOntoItself(t *testing.T) {
 		t.Errorf("%+v, %v", o, err)
 	}
 }
+
+// TestCopyAskedOnce: a store that does not copy with a condition on the target is asked to once, not for each
+// file that is renamed.
+func TestCopyAskedOnce(t *testing.T) {
+	w := newWorld(t, Options{PartSize: part, Multipart: part})
+	unsure(w)
+	src := w.mem.Set("a", []byte("content"))
+	for i, want := range []string{"HEAD, COPY, GET, PUT", "HEAD, GET, PUT", "HEAD, GET, PUT"} {
+		key := fmt.Sprint("b", i)
+		w.publish(Job{Key: key, Copy: &Source{Key: "a", ETag: src.ETag, Size: src.Size}, IfNoneMatch: true, Token: fmt.Sprint("t", i)})
+		w.wantTook(want)
+		w.has(key, []byte("content"))
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"github.com/leatfs/leatfs/cache"
 	"github.com/leatfs/leatfs/objstore"
@@ -62,6 +63,8 @@ type Publisher struct {
 	opt   Options
 	slots slots
 	bufs  sync.Pool // *[]byte of readSize
+	// noCopy: the store has said that it does not copy with a condition on the target.
+	noCopy atomic.Bool
 
 	ctx  context.Context // done by Close
 	stop context.CancelFunc

@@ -47,7 +47,6 @@ type session struct {
 	known    objstore.Checksum // of the source of a copy
 	token    string            // of the upload of an earlier try, if it was another
 	noReuse  atomic.Bool       // the object of job.Reuse is not there any more
-	noCopy   bool              // the store does not copy with a condition on the target
 	distrust bool              // what was made of copied parts was not what it should be
 	ordered  bool              // job.Order has been called
 	restarts int
