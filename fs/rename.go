@@ -59,7 +59,14 @@ func (f *FS) Rename(ctx context.Context, parent NodeID, name string, toParent No
 		}
 	}
 	if src.Kind == meta.KindDir {
-		if err := f.listTree(ctx, &src); err != nil {
+		err := f.fits(&src)
+		if err == nil {
+			err = f.listTree(ctx, &src)
+		}
+		if err == nil {
+			err = f.fits(&src)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -312,6 +319,40 @@ func (f *FS) moveDir(tx *meta.Tx, in *meta.Inode, from, to string, fx *effects) 
 	in.Flags = in.Flags&^meta.Marker | meta.Local
 	fx.moved = append(fx.moved, *in)
 	return nil
+}
+
+// maxMoved is how many objects below a directory are certainly too many for one transaction of the index to note for each
+// that it is to be copied and deleted: about 12,000 records fit.
+const maxMoved = 6000
+
+// fits tells, by what the index knows and before anything is asked or noted, whether a directory has too many
+// objects below it to be renamed.
+func (f *FS) fits(dir *meta.Inode) error {
+	n := 0
+	var count func(ino meta.Ino) error
+	count = func(ino meta.Ino) error {
+		var below []meta.Ino
+		err := f.db.Readdir(ino, "", 0, func(in meta.Inode) bool {
+			if in.Kind == meta.KindDir {
+				below = append(below, in.Ino)
+			} else if in.Object.ETag != "" {
+				n++
+			}
+			return n <= maxMoved
+		})
+		for _, ino := range below {
+			if err != nil || n > maxMoved {
+				break
+			}
+			err = count(ino)
+		}
+		return err
+	}
+	err := count(dir.Ino)
+	if err == nil && n > maxMoved {
+		err = &PathError{Op: "rename", Path: f.path(dir.Parent, dir.Name), Err: ErrCrossDevice}
+	}
+	return err
 }
 
 // listTree has the index know all that is below a directory. What was made here can be moved
