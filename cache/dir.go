@@ -229,7 +229,7 @@ func writeFormat(path string, f format) error {
 }
 
 // probe tells whether files in path can be written and read with O_DIRECT at 4 KiB
-// alignment. An error means that they cannot be written at all.
+// alignment; false on a full disk. An error means that they cannot be written at all.
 func probe(path string) (direct bool, err error) {
 	name := filepath.Join(path, "probe")
 	defer os.Remove(name)
@@ -244,6 +244,9 @@ func probe(path string) (direct bool, err error) {
 	}
 	defer f.Close()
 	if _, err := f.Write(page); err != nil {
+		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+			return false, nil // what is in it must be had all the same, and some of it may be removed
+		}
 		return false, err
 	}
 	df, err := os.OpenFile(name, os.O_RDWR|unix.O_DIRECT, 0)

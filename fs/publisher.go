@@ -343,6 +343,9 @@ func (f *FS) publishFailed(id uint64, tries uint32, next time.Time, err error) {
 		if err2 != nil {
 			return nil
 		}
+		if d.Tries > 0 && f.db.FreeSpaceLow() {
+			return nil // this can go on for days, and what is kept for a full disk is for what makes room
+		}
 		d.Tries, d.Next, d.Error = tries, next.UnixNano(), clip(err.Error())
 		return tx.SetDirty(&d)
 	})

@@ -126,7 +126,11 @@ func (db *DB) Apply(b cache.Batch) error {
 		db.applyMu.RLock()
 		defer db.applyMu.RUnlock()
 	}
-	if err := db.update(func(tx *badger.Txn) error { return putBatch(tx, &b) }); err != nil {
+	update := db.update
+	if len(b.Delete) > 0 {
+		update = db.updateSmall
+	}
+	if err := update(func(tx *badger.Txn) error { return putBatch(tx, &b) }); err != nil {
 		return err
 	}
 	db.dropExtents(b.Delete)
@@ -254,7 +258,7 @@ func (db *DB) deleteExtents(id cache.ID) error {
 	const chunk = 4096
 	prefix := idKey(keyExtent, id)
 	for more := true; more; {
-		err := db.update(func(tx *badger.Txn) error {
+		err := db.updateSmall(func(tx *badger.Txn) error {
 			it := tx.NewIterator(badger.IteratorOptions{Prefix: prefix})
 			defer it.Close()
 			n := 0

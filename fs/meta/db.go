@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/dgraph-io/badger/v4"
 
@@ -31,8 +32,8 @@ type Options struct {
 	Killed bool
 	// NoSync leaves out all syncs. For tests: numbers may repeat after a power cut.
 	NoSync bool
-	// Floor is the free space in bytes below which nothing is written (ErrNoSpace), and
-	// Ballast the size of the file that holds space for what is then still under way. 0
+	// Floor is the free space in bytes below which nothing new is written (ErrNoSpace), and
+	// Ballast the size of the files that hold space for what makes room then. 0
 	// means the defaults, which suit the size of the file system; see space.go.
 	Floor, Ballast int64
 }
@@ -140,10 +141,23 @@ func (db *DB) view(fn func(tx *badger.Txn) error) (err error) {
 
 // update runs fn in a transaction and commits it. The database's own conflict detection is
 // off: the locks above keep writers of the same keys apart. Caller has entered.
-func (db *DB) update(fn func(tx *badger.Txn) error) (err error) {
+func (db *DB) update(fn func(tx *badger.Txn) error) error {
 	if !db.space.allow() {
 		return ErrNoSpace
 	}
+	return db.write(fn)
+}
+
+// updateSmall is update for what makes room, or must be done on a full disk.
+func (db *DB) updateSmall(fn func(tx *badger.Txn) error) error {
+	if !db.space.allowSmall() {
+		return ErrNoSpace
+	}
+	return db.write(fn)
+}
+
+// write does update's work.
+func (db *DB) write(fn func(tx *badger.Txn) error) (err error) {
 	defer db.guard(&err)
 	tx := db.b.NewTransaction(true)
 	defer tx.Discard()
@@ -252,7 +266,7 @@ func (db *DB) FreeSpaceLow() bool { return db.space.full.Load() }
 // who write there by the gigabyte, the cache above all, must leave more than that free.
 func (db *DB) Floor() int64 { return db.space.floor }
 
-// Size is what the index takes on disk, in bytes, apart from its ballast.
+// Size is what the index takes on disk, in bytes, apart from its spares.
 func (db *DB) Size() int64 {
 	var n int64
 	_ = filepath.WalkDir(db.path, func(_ string, d os.DirEntry, err error) error {
@@ -284,10 +298,14 @@ func (db *DB) Close() error {
 		// Writing tables out would fault on a full disk. Everything is in the logs, which
 		// the next Open replays. The lock stays held until the process ends, since badger
 		// still has the files.
-		return fmt.Errorf("index %s: %w; left as it is, nothing is lost", db.opt.Dir, ErrNoSpace)
+		return db.leave()
 	}
 	db.snaps.close()
-	err := db.b.Close()
+	err := db.closeBadger()
+	if errors.Is(err, ErrNoSpace) {
+		return err
+	}
+	db.space.forget()
 	db.lock.write(0, 0)
 	if err = errors.Join(err, db.lock.unlock()); err != nil {
 		return fmt.Errorf("index %s: close: %w", db.opt.Dir, err)
@@ -295,8 +313,37 @@ func (db *DB) Close() error {
 	return nil
 }
 
+// leave is the error of a database that stays open until the process ends.
+func (db *DB) leave() error {
+	return fmt.Errorf("index %s: %w; left as it is, nothing is lost", db.opt.Dir, ErrNoSpace)
+}
+
+// closeBadger closes the database, unless the disk gets full meanwhile.
+func (db *DB) closeBadger() error {
+	const patience = 10 * time.Second
+	done := make(chan error, 1)
+	go func() { done <- db.b.Close() }()
+	t := time.NewTicker(100 * time.Millisecond)
+	defer t.Stop()
+	for since := time.Now(); ; {
+		select {
+		case err := <-done:
+			return err
+		case <-t.C:
+			if !db.space.stuck() {
+				since = time.Now()
+			} else if time.Since(since) > patience {
+				return db.leave()
+			}
+		}
+	}
+}
+
 // logger passes badger's words on: its errors and warnings as such, the rest for debugging.
-type logger struct{ log *slog.Logger }
+type logger struct {
+	log   *slog.Logger
+	space *space
+}
 
 func (l logger) say(level slog.Level, format string, v []any) {
 	if l.log.Enabled(context.Background(), level) {
@@ -307,4 +354,13 @@ func (l logger) say(level slog.Level, format string, v []any) {
 func (l logger) Errorf(f string, v ...any)   { l.say(slog.LevelError, f, v) }
 func (l logger) Warningf(f string, v ...any) { l.say(slog.LevelWarn, f, v) }
 func (l logger) Infof(f string, v ...any)    { l.say(slog.LevelDebug, f, v) }
-func (l logger) Debugf(f string, v ...any)   { l.say(slog.LevelDebug-4, f, v) }
+
+// beforeTable is in what badger says in the course of a compaction each time before it makes a table.
+const beforeTable = "LOG Compact. Added"
+
+func (l logger) Debugf(f string, v ...any) {
+	if strings.Contains(f, beforeTable) {
+		l.space.compaction()
+	}
+	l.say(slog.LevelDebug-4, f, v)
+}

@@ -135,7 +135,7 @@ func (db *DB) ClearAbort(key, id string) error {
 		return err
 	}
 	defer db.life.RUnlock()
-	return db.update(func(tx *badger.Txn) error { return tx.Delete(abortKey(key, id)) })
+	return db.updateSmall(func(tx *badger.Txn) error { return tx.Delete(abortKey(key, id)) })
 }
 
 // abortKey names an upload. Keys of objects may hold any byte, so the length of the key stands at

@@ -71,10 +71,11 @@ func childFlood(args []string) error {
 		return err
 	}
 	wrote := 0
+	first := time.Now().UnixNano() // no page is as it was in the round before: that would be no write
 	write := func() error {
 		p := fillPage(wrote%100*1000, 1000)
 		for i := range p.Objects {
-			p.Objects[i].Size = int64(wrote)
+			p.Objects[i].Size = first + int64(wrote)
 		}
 		wrote++
 		_, err := db.Merge(r.Ino, p)

@@ -81,7 +81,7 @@ func (db *DB) forgetKept(entries []dueEntry) error {
 	if len(entries) == 0 {
 		return nil
 	}
-	return db.update(func(tx *badger.Txn) error {
+	return db.updateSmall(func(tx *badger.Txn) error {
 		for _, e := range entries {
 			switch k, err := readKept(tx, e.ino, e.gen); {
 			case err == nil && k.since == e.at:

@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 
 func children() map[string]func(args []string) error {
 	return map[string]func([]string) error{
-		"fill": childFill, "open": childOpen, "churn": childChurn, "flood": childFlood, "once": childOnce,
+		"fill": childFill, "open": childOpen, "churn": childChurn, "flood": childFlood, "squeeze": childSqueeze, "once": childOnce,
 	}
 }
 

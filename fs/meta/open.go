@@ -19,7 +19,7 @@ import (
 //
 //	lock      who has it
 //	marks     the numbers given out, see marks.go
-//	ballast   space held in reserve, see space.go
+//	spare     space held in reserve, see spares.go
 //	db-N      the database; N grows with each fresh start
 //	bad-N-T   a damaged one, put aside at time T for whoever wants to look; one at most
 const (
@@ -77,9 +77,14 @@ func (db *DB) open() (err error) {
 	if err := checkFormat(db.path); err != nil {
 		return err
 	}
-	if db.space, err = newSpace(db.opt.Dir, &db.opt); err != nil {
+	if db.space, err = newSpace(&db.opt, db.path); err != nil {
 		return err
 	}
+	defer func() {
+		if err != nil {
+			db.space.forget()
+		}
+	}()
 	if !db.space.roomToOpen() {
 		return fmt.Errorf("%w: %d MiB must be free to open it", ErrNoSpace, min(needToOpen, db.space.floor)>>20)
 	}
@@ -104,6 +109,7 @@ func (db *DB) open() (err error) {
 		db.log.Error("the index was damaged; a fresh one was made", "index", db.opt.Dir, "err", cause, "put aside", aside)
 		db.rebuilt = true
 		db.path = filepath.Join(db.opt.Dir, dbPrefix+strconv.Itoa(n+1))
+		db.space.follow(db.path)
 		if _, err := db.openBadger(0, 0); err != nil {
 			return err
 		}
@@ -124,12 +130,12 @@ func (db *DB) open() (err error) {
 		err = db.loadCounts()
 	}
 	if err != nil {
-		return errors.Join(err, db.b.Close())
+		return errors.Join(err, db.closeBadger())
 	}
 	db.lock.write(0, early+1)
 	db.batches.New = func() any { b := make([]Inode, 0, readdirBatch); return &b }
 	db.space.settled = func() { db.lock.write(0, 0) }
-	db.space.start(db.path)
+	db.space.start()
 	db.resumeDoomed()
 	db.scrub.start(db)
 	return nil
@@ -238,6 +244,10 @@ func tidy(dir string) error {
 // value log, which is never used.
 const maxValue = 256 << 10
 
+// stallTables is how many tables of the first level there may be before no memory table is written out: as
+// many as come to be on a full disk, where there are no compactions.
+const stallTables = 60
+
 func (db *DB) badgerOptions() badger.Options {
 	memory := db.opt.Memory
 	if memory == 0 {
@@ -245,14 +255,16 @@ func (db *DB) badgerOptions() badger.Options {
 	}
 	// A memory table takes about 11 MiB; one is written, one is flushed, the rest wait.
 	waiting := max(1, min(8, int(memory/(11<<20))-3))
+	db.space.tables = waiting
 	return badger.DefaultOptions(db.path).
-		WithLogger(logger{db.log}).
+		WithLogger(logger{db.log, db.space}).
 		WithBypassLockGuard(true). // lock.go
 		WithExternalMagic(formatVersion).
 		WithMetricsEnabled(false).
 		WithDetectConflicts(false).
 		WithMemTableSize(memTableSize).
 		WithNumMemtables(waiting).
+		WithNumLevelZeroTablesStall(stallTables).
 		WithNumCompactors(2).
 		WithNumGoroutines(1).
 		WithCompression(options.None).

@@ -143,7 +143,7 @@ func (db *DB) purge(e dueEntry, dir bool) (done bool, err error) {
 	mu := db.dirLock(e.ino)
 	mu.Lock()
 	defer mu.Unlock()
-	err = db.update(func(tx *badger.Txn) error {
+	err = db.updateSmall(func(tx *badger.Txn) error {
 		p, err := readPlace(tx, e.ino)
 		switch {
 		case err == nil && p.at != nil && p.at.Stage != 0:
@@ -183,7 +183,7 @@ func (db *DB) removeChildren(dir Ino) (more bool, err error) {
 	mu.Lock()
 	defer mu.Unlock()
 	now := time.Now().UnixNano()
-	err = db.update(func(tx *badger.Txn) error {
+	err = db.updateSmall(func(tx *badger.Txn) error {
 		children, err := readEntries(tx, dir, "", purgeChunk, nil)
 		if err != nil {
 			return err

@@ -116,7 +116,7 @@ func (db *DB) repair(since uint64) error {
 	} {
 		for next := []byte{step.table}; next != nil; {
 			err := db.view(func(read *badger.Txn) error {
-				return db.update(func(tx *badger.Txn) error {
+				return db.updateSmall(func(tx *badger.Txn) error {
 					it := read.NewIterator(badger.IteratorOptions{Prefix: []byte{step.table}, SinceTs: since})
 					defer it.Close()
 					n := 0

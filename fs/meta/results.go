@@ -257,7 +257,7 @@ func (db *DB) forgetResults() error {
 		if len(reqs) == 0 {
 			return nil
 		}
-		if err := db.update(func(tx *badger.Txn) error { return deleteResults(tx, reqs) }); err != nil {
+		if err := db.updateSmall(func(tx *badger.Txn) error { return deleteResults(tx, reqs) }); err != nil {
 			db.results.putBack(reqs)
 			return err
 		}

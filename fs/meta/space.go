@@ -3,9 +3,9 @@ package meta
 import (
 	"errors"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -14,46 +14,48 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// space keeps badger from a full disk. Badger writes through memory maps of sparse files, so
-// where the file system has no block left to give, the process dies of SIGBUS instead of
-// getting an error. Three things prevent that:
+// space keeps badger from a full disk, and the index usable on one. Who writes through the kernel to files on the
+// same disk asks nobody, so that all of it may be gone at any time.
 //
-//   - Below a floor of free space all writes are refused with ErrNoSpace, before badger
-//     sees them. How much is free is looked at before a write, at most every 10 ms, and by a
-//     watcher, the more often the less there is: so often that a device filled at 4 GB/s is
-//     noticed before half of what was above the floor is gone.
-//   - What badger is still doing then (tables on their way to disk, a compaction) needs
-//     space for a moment. The floor is that, and should others eat the floor too, a ballast
-//     file beside the index is given up for it.
-//   - The logs that badger writes all the time are filled with real blocks as soon as they
-//     are seen, so they never fault.
+//   - Below a floor of free space what takes room is refused with ErrNoSpace: new names, listings, what the
+//     cache notes of what it fetched. How much is free is looked at before a write, at most every 10 ms,
+//     and by a watcher, the more often the less there is.
+//   - What makes room, or is how it is made, goes on: a removal, a rename, that something is complete or published or
+//     evicted. Room for that is kept in spares, files that have blocks and become badger's logs and
+//     tables without giving those back between (spares.go). It is enough for tens of thousands of changes; only
+//     when nothing of it is left they are refused, too. Opening takes its logs and tables from there as well.
+//   - Every file gets its blocks before badger maps it (mapped.go), or badger waits.
+//   - Compactions wait below the floor. Badger takes a table that could not be made for an empty one.
 //
-// When there is room again the ballast comes back first, then writes. What is left is a disk
-// filled from far above the floor, and the ballast with it, within the half second or less that
-// badger takes to write out its tables: then the process dies, and the next one begins from
-// the logs.
+// When there is room again the spares come back first, then writes.
 type space struct {
-	dir     string // holds the ballast
-	logs    string // badger's directory
-	floor   int64
-	ballast int64
-	log     *slog.Logger
-	free    func() (int64, error) // replaced in tests
-	settled func()                // called once when the index has been open for a while
+	dir    string // of the index
+	logs   string // badger's directory, without symbolic links
+	floor  int64
+	spares *spares
+	tables int // memory tables that may wait for being written; set before use
+	log    *slog.Logger
+	free   func() (int64, error) // replaced in tests
 
-	full atomic.Bool
+	settled func() // called once when the index has been open for a while
+
+	full    atomic.Bool
+	crowded atomic.Bool  // as many memory tables wait as may; known while it is full
+	waiting atomic.Int64 // files of badger's that wait for blocks
+	halted  atomic.Int64 // compactions that wait for room
 
 	looked atomic.Int64 // when check last began, nanoseconds since start
 
-	mu     sync.Mutex        // held by check
-	filled map[string]uint64 // by mu: logs already filled, by name: inode number
+	mu      sync.Mutex // held by check
+	refused int64      // by mu: free bytes when the spares were last filled as far as that went
+	tried   time.Time  // and when that was
 
 	begun time.Time
 	done  chan struct{}
 	wg    sync.WaitGroup
 }
 
-// What badger may have to write without being asked again: the memory tables that wait (3 of
+// underWay is what badger may write without being asked again: the memory tables that wait (3 of
 // 8 MiB) and one compaction of the first level (5 of 8 MiB and the 10 MiB below).
 const underWay = 80 << 20
 
@@ -61,28 +63,62 @@ const underWay = 80 << 20
 // a second. A disk under 100 GiB is not so fast, or cannot spare so much.
 const maxFloor = 1 << 30
 
+// maxSpares is what the spares have at most, if the disk is large.
+const maxSpares = 96 << 20
+
 // needToOpen is for replayed logs turned into tables, and a first log.
 const needToOpen = 48 << 20
 
+// leaveFree is what the spares leave of a disk that is full but for it, in bytes: for what else is written
+// here, a few blocks at a time.
+const leaveFree = 1 << 20
+
+// refillStep is how much more must be free than at the last time that the spares are filled again at once.
+const refillStep = 128 << 10
+
 const maxWriteSpeed = 4 << 30 // bytes a second, of the fastest NVMe device or so
 
-func newSpace(dir string, opt *Options) (*space, error) {
-	s := &space{dir: dir, floor: opt.Floor, ballast: opt.Ballast, log: opt.Log,
-		filled: make(map[string]uint64), begun: time.Now(), done: make(chan struct{})}
+// newSpace takes over what is kept for the index in opt.Dir; logs is badger's directory.
+func newSpace(opt *Options, logs string) (*space, error) {
+	s := &space{dir: opt.Dir, floor: opt.Floor, log: opt.Log, begun: time.Now(), done: make(chan struct{})}
 	s.free = s.statfs
 	var st unix.Statfs_t
-	if err := unix.Statfs(dir, &st); err != nil {
+	if err := unix.Statfs(s.dir, &st); err != nil {
 		return nil, err
 	}
 	total := int64(st.Blocks) * st.Bsize
 	if s.floor == 0 {
 		s.floor = max(min(underWay, total/8), min(total/100, maxFloor))
 	}
-	if s.ballast == 0 {
-		s.ballast = min(64<<20, total/8)
+	kept := opt.Ballast
+	if kept == 0 {
+		kept = min(maxSpares, total/8)
 	}
+	var err error
+	if s.spares, err = openSpares(filepath.Join(s.dir, "spare"), kept); err != nil {
+		return nil, err
+	}
+	_ = os.Remove(filepath.Join(s.dir, "ballast")) // of versions before
+	s.follow(logs)
+	s.check()
 	return s, nil
 }
+
+// follow makes badger's files in dir get their blocks from here.
+func (s *space) follow(dir string) {
+	s.forget()
+	if real, err := filepath.Abs(dir); err == nil {
+		dir = real
+	}
+	if real, err := filepath.EvalSymlinks(filepath.Dir(dir)); err == nil {
+		dir = filepath.Join(real, filepath.Base(dir))
+	}
+	s.logs = dir
+	mapped.Store(dir, s)
+}
+
+// forget ends follow.
+func (s *space) forget() { mapped.CompareAndDelete(s.logs, s) }
 
 // statfs tells what this process may still take.
 func (s *space) statfs() (int64, error) {
@@ -97,61 +133,39 @@ func (s *space) statfs() (int64, error) {
 	return int64(blocks) * st.Bsize, nil
 }
 
-func (s *space) ballastPath() string { return filepath.Join(s.dir, "ballast") }
+// refill brings the spares back, as far as free bytes allow it. Caller holds mu.
+func (s *space) refill(free int64) {
+	// A file system does not give out all that it says is free.
+	if free < s.refused+refillStep && time.Since(s.tried) < time.Second {
+		return
+	}
+	s.tried, s.refused = time.Now(), free
+	if err := s.spares.refill(free); err != nil && !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {
+		s.log.Debug("index: no space can be held in reserve here", "dir", s.dir, "err", err)
+	}
+}
 
-// reserve makes the ballast whole, as far as that leaves the floor free.
-func (s *space) reserve() {
+// hasRoom tells whether n bytes are free; true where that cannot be known.
+func (s *space) hasRoom(n int64) bool {
 	free, err := s.free()
-	if err != nil {
-		return
-	}
-	f, err := os.OpenFile(s.ballastPath(), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return
-	}
-	defer f.Close()
-	fi, err := f.Stat()
-	if err != nil || allocated(fi) >= s.ballast || free-(s.ballast-allocated(fi)) < s.floor {
-		return
-	}
-	if err := unix.Fallocate(int(f.Fd()), 0, 0, s.ballast); err != nil {
-		_ = f.Truncate(0)
-		if !errors.Is(err, unix.ENOSPC) {
-			s.log.Warn("index: no space can be held in reserve here", "dir", s.dir, "err", err)
-		}
-	}
+	return err != nil || free >= n
 }
 
-// release gives the ballast up, and tells whether there was any.
-func (s *space) release() bool {
-	fi, err := os.Stat(s.ballastPath())
-	if err != nil || allocated(fi) == 0 {
-		return false
+// roomToOpen tells whether badger has the room to open its directory, be it that of spares.
+func (s *space) roomToOpen() bool {
+	if s.hasRoom(min(needToOpen, s.floor)) {
+		return true
 	}
-	return os.Truncate(s.ballastPath(), 0) == nil
+	if err := s.spares.trim(s.logs); err != nil && !errors.Is(err, os.ErrNotExist) {
+		s.log.Warn("index: its logs stay larger than they need be", "dir", s.dir, "err", err)
+	}
+	return s.spares.count(logBytes) > 0 && s.spares.count(headBytes) >= 4
 }
 
-// roomFor tells whether n bytes are free, having given up the ballast for it if need be.
-func (s *space) roomFor(n int64) bool {
-	for {
-		free, err := s.free()
-		if err != nil || free >= n {
-			return true
-		}
-		if !s.release() {
-			return false
-		}
-	}
-}
+func (s *space) roomToClose() bool { return s.hasRoom(min(needToOpen, s.floor)) }
 
-func (s *space) roomToOpen() bool { return s.roomFor(min(needToOpen, s.floor)) }
-
-func (s *space) roomToClose() bool { return s.roomFor(min(needToOpen, s.floor)) }
-
-// start begins to watch; logs is badger's directory.
-func (s *space) start(logs string) {
-	s.logs = logs
-	s.reserve()
+// start begins to watch.
+func (s *space) start() {
 	wait := s.check()
 	s.wg.Add(1)
 	go func() {
@@ -167,6 +181,9 @@ func (s *space) start(logs string) {
 			case <-good.C:
 				s.settled()
 			case <-t.C:
+				if err := s.spares.reclaim(); err != nil {
+					s.log.Debug("index: the space of a log is lost", "dir", s.dir, "err", err)
+				}
 				t.Reset(s.check())
 			}
 		}
@@ -181,13 +198,49 @@ func (s *space) stop() {
 // minLook is how often at most the free space is looked at.
 const minLook = 10 * time.Millisecond
 
-// allow tells whether a write may go to badger.
+// allow tells whether a write that takes room may go to badger.
 func (s *space) allow() bool {
 	if now := time.Since(s.begun); int64(now)-s.looked.Load() > int64(minLook) {
 		s.check()
 	}
 	return !s.full.Load()
 }
+
+// smallWait is how long a change waits while badger writes out the tables that it has.
+const smallWait = 5 * time.Second
+
+// allowSmall tells whether a small change that makes room, or is needed for that, may go to badger.
+func (s *space) allowSmall() bool {
+	for end := time.Now().Add(smallWait); ; time.Sleep(minLook) {
+		if s.allow() {
+			return true
+		}
+		if s.waiting.Load() > 0 || s.spares.count(logBytes) == 0 {
+			return false
+		}
+		if !s.crowded.Load() {
+			return true
+		}
+		if time.Now().After(end) {
+			return false
+		}
+	}
+}
+
+// compaction holds a compaction up until there is room for all of its tables.
+func (s *space) compaction() {
+	if s.allow() {
+		return
+	}
+	s.halted.Add(1)
+	defer s.halted.Add(-1)
+	for !s.allow() {
+		time.Sleep(5 * minLook)
+	}
+}
+
+// stuck tells whether badger waits for room.
+func (s *space) stuck() bool { return s.waiting.Load()+s.halted.Load() > 0 }
 
 // check looks at the free space, acts on it, and tells when to look again.
 func (s *space) check() time.Duration {
@@ -198,63 +251,44 @@ func (s *space) check() time.Duration {
 	if err != nil {
 		return time.Second
 	}
-	switch full := s.full.Load(); {
-	case !full && free < s.floor:
+	full := s.full.Load()
+	switch {
+	case !full && free >= s.floor:
+		s.refill(free - s.floor)
+	case !full:
+		full = true
 		s.full.Store(true)
-		if free < s.floor/2 {
-			s.release()
-		}
 		s.log.Error("index: too little space left; nothing new is remembered until there is more",
 			"dir", s.dir, "free", free, "needed", s.floor)
-	case full && free < s.floor/2:
-		s.release()
-	case full && free >= s.floor+s.floor/4:
-		s.reserve()
+	case free >= s.floor+s.floor/4:
+		s.refused = math.MinInt64 / 2
+		s.refill(free - s.floor)
 		if free, err = s.free(); err == nil && free >= s.floor {
+			full = false
 			s.full.Store(false)
 			s.log.Info("index: there is space again", "dir", s.dir, "free", free)
 		}
+	default:
+		s.refill(free - leaveFree)
 	}
-	s.fillLogs()
-	if s.full.Load() {
+	s.extendManifest()
+	if full {
+		s.crowded.Store(s.memoryTables() > s.tables)
 		return minLook
 	}
 	wait := time.Duration(float64(free-s.floor) / 2 / maxWriteSpeed * float64(time.Second))
 	return max(minLook, min(wait, time.Second))
 }
 
-// fillLogs gives blocks to the parts of badger's logs that are holes. Caller holds mu.
-func (s *space) fillLogs() {
-	names, err := os.ReadDir(s.logs)
-	if err != nil {
-		return
-	}
-	seen := make(map[string]uint64)
-	for _, n := range names {
-		if !strings.HasSuffix(n.Name(), ".mem") && !strings.HasSuffix(n.Name(), ".vlog") {
-			continue
+// memoryTables tells how many logs there are, each of which is that of a memory table.
+func (s *space) memoryTables() (n int) {
+	names, _ := os.ReadDir(s.logs)
+	for _, e := range names {
+		if filepath.Ext(e.Name()) == ".mem" {
+			n++
 		}
-		fi, err := n.Info()
-		if err != nil || fi.Size() == 0 {
-			continue
-		}
-		ino := fi.Sys().(*syscall.Stat_t).Ino
-		if s.filled[n.Name()] != ino && !fill(filepath.Join(s.logs, n.Name()), fi.Size()) {
-			continue
-		}
-		seen[n.Name()] = ino
 	}
-	s.filled = seen
-}
-
-// fill allocates the first n bytes of a file without changing its size or content.
-func fill(path string, n int64) bool {
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	if err != nil {
-		return false
-	}
-	defer f.Close()
-	return unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, n) == nil
+	return n
 }
 
 // allocated is how much of a file is on disk, in bytes.

@@ -37,6 +37,8 @@ type Tx struct {
 	inside bool  // a method is under way
 	err    error // ends the transaction, whatever the function says
 
+	takes, gives bool // it takes room for something new; it is about what is removed, renamed or published
+
 	result       Inode
 	dirty, tombs int64 // more records
 	gone         []cache.ID
@@ -66,7 +68,7 @@ func (db *DB) do(alone bool, fn func(tx *Tx) error, opts []Option) error {
 		return err
 	}
 	defer db.life.RUnlock()
-	if !db.space.allow() {
+	if !db.space.allowSmall() {
 		return ErrNoSpace
 	}
 	if alone {
@@ -157,6 +159,9 @@ func (t *Tx) commit(opts []Option) (err error) {
 		}
 	}
 	if t.wrote || o.req != (Request{}) {
+		if (t.takes || !t.gives) && !db.space.allow() {
+			return ErrNoSpace
+		}
 		db.dirty.Add(max(t.dirty, 0))
 		db.tombs.Add(max(t.tombs, 0))
 		db.writes.Add(1)

@@ -130,6 +130,7 @@ func (t *Tx) Insert(parent Ino, in Inode) (out Inode, err error) {
 			t.fresh = make(map[Ino]bool)
 		}
 		t.fresh[out.Ino] = true
+		t.takes = true
 		t.wrote = true
 		if err := t.mark(&out, parent); err != nil {
 			return err
@@ -244,6 +245,7 @@ func (t *Tx) Update(in *Inode) error {
 // before.
 func (t *Tx) Remove(parent Ino, name string) (in Inode, err error) {
 	err = t.call(func() error {
+		t.gives = true
 		if in, err = t.entry(parent, name); err != nil {
 			return err
 		}
@@ -270,6 +272,7 @@ func (t *Tx) Move(parent Ino, name string, toParent Ino, toName string) (in Inod
 		return in, err
 	}
 	err = t.call(func() error {
+		t.gives = true
 		if in, err = t.entry(parent, name); err != nil {
 			return err
 		}
@@ -369,6 +372,7 @@ func (t *Tx) Link(ino, parent Ino, name string) (in Inode, err error) {
 		return in, err
 	}
 	err = t.call(func() error {
+		t.takes = true
 		var p place
 		if p, in, err = t.body(ino); err != nil {
 			return err

@@ -88,6 +88,7 @@ func (t *Tx) SetDirty(d *Dirty) error {
 		return fmt.Errorf("%w: upload of key %.100q", ErrInvalid, d.Upload.Key)
 	}
 	return t.call(func() error {
+		t.gives = true
 		if err := t.known(d.Ino); err != nil {
 			return err
 		}
@@ -110,6 +111,7 @@ func (t *Tx) SetDirty(d *Dirty) error {
 // it is finished.
 func (t *Tx) ClearDirty(ino Ino, finished bool) error {
 	return t.call(func() error {
+		t.gives = true
 		if err := t.lock(ino); err != nil {
 			return err
 		}
@@ -162,6 +164,7 @@ func (t *Tx) SetTomb(tomb *Tomb) error {
 		return err
 	}
 	return t.call(func() error {
+		t.gives = true
 		if err := t.lockKey(tomb.Key); err != nil {
 			return err
 		}
@@ -178,6 +181,7 @@ func (t *Tx) SetTomb(tomb *Tomb) error {
 // ClearTomb deletes the tomb of a key, if there is one.
 func (t *Tx) ClearTomb(key string) error {
 	return t.call(func() error {
+		t.gives = true
 		if err := t.lockKey(key); err != nil {
 			return err
 		}
@@ -223,6 +227,7 @@ func (t *Tx) SetXattr(ino Ino, name string, v []byte) error {
 		return fmt.Errorf("%w: attribute %.300q of %d bytes", ErrInvalid, name, len(v))
 	}
 	return t.call(func() error {
+		t.takes = true
 		if err := t.known(ino); err != nil {
 			return err
 		}
@@ -239,6 +244,7 @@ func (t *Tx) RemoveXattr(ino Ino, name string) error {
 		if _, err := readXattr(t.txn(), ino, name); err != nil {
 			return err
 		}
+		t.gives = true
 		return t.delete(xattrKey(ino, name))
 	})
 }
@@ -258,6 +264,7 @@ func (t *Tx) Apply(b cache.Batch) error {
 		}
 		t.txn()
 		t.wrote = true
+		t.gives = t.gives || len(b.Delete) > 0
 		t.gone = append(t.gone, b.Delete...)
 		return putBatch(t.b, &b)
 	})

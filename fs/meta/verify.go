@@ -87,7 +87,7 @@ func verify(dir string, blocks bool) (newest uint64, err error) {
 
 // passing tells whether err is about this process or the system, not about the files.
 func passing(err error) bool {
-	for _, e := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EACCES, unix.EPERM, unix.EINTR} {
+	for _, e := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EACCES, unix.EPERM, unix.EINTR, unix.ENOSPC, unix.EDQUOT} {
 		if errors.Is(err, e) {
 			return true
 		}
