@@ -57,6 +57,8 @@ type Options struct {
 	// PublishParallel files. 0: the defaults of package publish.
 	PartSize                        int64
 	UploadParallel, PublishParallel int
+	// ReuseParts has the origin copy the parts of a file that are as in an earlier one, see reuse.go.
+	ReuseParts bool
 	// Scratch is a directory for temporary files of package publish.
 	Scratch string
 	// SmallObject is the size in bytes up to which a file is fetched whole at open.
@@ -130,6 +132,7 @@ type FS struct {
 	staleHits *expiring // directories with stale names, see relist
 
 	publisher publisher
+	reuse     reuse
 	ledger    ledgerMemo
 	labels    labelLocks
 	foreign   foreign

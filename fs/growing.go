@@ -103,6 +103,7 @@ func (f *FS) growth(in *meta.Inode) *growth {
 	// The times are not known yet, and could not be changed later.
 	job := publish.Job{Key: dir.Prefix + name, File: file, Token: publish.NewToken(), Upload: publish.Upload(d.Upload),
 		Metadata: publish.Metadata(syscall.S_IFREG|a.Mode, a.UID, a.GID, 0, 0, ""),
+		Reuse:    f.reuse.find(dir.Prefix+name, growMin),
 		Began:    func(u publish.Upload) error { return f.uploadBegan(in.Ino, 0, u) }}
 	if d.Upload.ID != "" && d.Upload.Key != job.Key {
 		job.Upload = publish.Upload{}

@@ -44,9 +44,12 @@ func (f *FS) startPublisher() error {
 	p.again = make(map[meta.Ino]time.Time)
 	p.wake = make(chan struct{}, 1)
 	p.growing = make(map[meta.Ino]*growth)
-	p.pub = publish.New(f.store, publish.Options{PartSize: f.opt.PartSize, Parallel: f.opt.UploadParallel, Scratch: f.opt.Scratch, Log: f.log})
+	p.pub = publish.New(f.store, publish.Options{PartSize: f.opt.PartSize, Parallel: f.opt.UploadParallel, Scratch: f.opt.Scratch, Reuse: f.opt.ReuseParts, Log: f.log})
 	p.queue = publish.NewQueue(publish.QueueOptions{Parallel: f.opt.PublishParallel, OnFail: f.publishFailed})
 	f.firstNew = uint64(f.cache.LargestStage())
+	if err := f.reuse.open(f.db, f.opt.ReuseParts); err != nil {
+		return err
+	}
 	if err := f.recover(); err != nil {
 		return err
 	}

@@ -76,6 +76,9 @@ func (f *FS) bury(ctx context.Context, key string, order func(context.Context) e
 		now.Done = f.now()
 		return tx.SetTomb(&now)
 	})
+	if err == nil {
+		err = f.reuse.forget(key)
+	}
 	if above := parentKey(key); err == nil && above != "" {
 		f.publisher.queue.Hasten(f.tombID(above)) // it may have waited for this
 	}

@@ -45,6 +45,7 @@ func TestGolden(t *testing.T) {
 		{"reference", encodeRef(300), "0200ac02"},
 		{"dirty", encodeDirty(&Dirty{Ino: 1, Held: true, Seq: 2, Since: 3, Token: "t", Upload: Upload{Key: "k", ID: "u", PartSize: 4, Token: "w"}, Tries: 5, Next: 6, Error: "e"}), "010102060174016b0175080177050c65"},
 		{"tomb", encodeTomb(&Tomb{Key: "k/", ETag: "x", VersionID: "v", Prefix: true, Needed: 1, Seq: 2, Done: 3, Token: "t", Tries: 4, Next: 5, Error: "e"}), "010101017801760102060174040a65"},
+		{"parts", encodeParts(&Parts{Key: "k", ETag: md5 + "-1", VersionID: "v", Size: 6, PartSize: 7, At: 8, Sums: []PartSum{{CRC: 1, Hash: [32]byte{0: 2, 31: 3}}}}), "01030123456789abcdef0123456789abcdef0101760c0e100100000000000000010200000000000000000000000000000000000000000000000000000000000003"},
 		{"times", encodeTimes(1, -1), "010201"},
 		{"abort key", abortKey("k", "id"), "626b69640001"},
 		{"name key", nameOf(1, 2, "n"), "6e000000000100000000026e"},

@@ -31,6 +31,7 @@ const (
 	keyTomb    = 'w' // object key           -> Tomb
 	keyAbort   = 'b' // object key, 0, upload-> nothing
 	keyXattr   = 'q' // ino, name            -> value
+	keyParts   = 'p' // object key           -> Parts
 )
 
 const (

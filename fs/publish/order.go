@@ -153,15 +153,19 @@ func classOf(name string) string {
 
 // collapse replaces uuids, words of at least six hex digits (with a figure among them: "facade" is a
 // word) and runs of figures by "#".
-func collapse(name string) string {
+func collapse(name string) string { return collapseTo(name, func(string) {}) }
+
+// collapseTo is collapse; it tells found what it replaced, in order.
+func collapseTo(name string, found func(string)) string {
 	b := make([]byte, 0, len(name))
 	for i := 0; i < len(name); {
 		if i == 0 || !alnum(name[i-1]) {
-			if n := uuidLen(name[i:]); n > 0 {
-				b, i = append(b, '#'), i+n
-				continue
+			n := uuidLen(name[i:])
+			if n == 0 {
+				n = hashLen(name[i:])
 			}
-			if n := hashLen(name[i:]); n > 0 {
+			if n > 0 {
+				found(name[i : i+n])
 				b, i = append(b, '#'), i+n
 				continue
 			}
@@ -171,9 +175,11 @@ func collapse(name string) string {
 			i++
 			continue
 		}
+		from := i
 		for i < len(name) && figure(name[i]) {
 			i++
 		}
+		found(name[from:i])
 		b = append(b, '#')
 	}
 	return string(b)

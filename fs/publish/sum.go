@@ -5,6 +5,7 @@ import (
 	"crypto/md5"
 	"encoding/hex"
 	"fmt"
+	"hash"
 	"io"
 	"os"
 
@@ -42,6 +43,11 @@ func StampOf(f *os.File) (Stamp, error) {
 // sumBlocks computes the CRC64NVME of bytes [off, off+n) of r, and of each cache.BlockSize of
 // them, which it appends to blocks.
 func (p *Publisher) sumBlocks(ctx context.Context, r io.ReaderAt, off, n int64, blocks []uint64) (uint64, []uint64, error) {
+	return p.sumInto(ctx, r, off, n, blocks, nil)
+}
+
+// sumInto is sumBlocks; the same bytes go to h, if it is not nil.
+func (p *Publisher) sumInto(ctx context.Context, r io.ReaderAt, off, n int64, blocks []uint64, h hash.Hash) (uint64, []uint64, error) {
 	bp := p.bufs.Get().(*[]byte)
 	defer p.bufs.Put(bp)
 	var join cache.Join
@@ -56,6 +62,9 @@ func (p *Publisher) sumBlocks(ctx context.Context, r io.ReaderAt, off, n int64, 
 			}
 			return 0, blocks, err
 		}
+		if h != nil {
+			_, _ = h.Write(buf) // never fails
+		}
 		off, n = off+int64(len(buf)), n-int64(len(buf))
 		for len(buf) > 0 {
 			b := buf[:min(len(buf), cache.BlockSize)]
@@ -66,24 +75,6 @@ func (p *Publisher) sumBlocks(ctx context.Context, r io.ReaderAt, off, n int64, 
 		}
 	}
 	return join.Sum(), blocks, nil
-}
-
-// PartSums returns the CRC64NVME of each part of partSize bytes from those of the blocks of
-// content of size bytes. partSize must be a multiple of cache.BlockSize, as every Outcome's is.
-func PartSums(blocks []uint64, size, partSize int64) []uint64 {
-	var out []uint64
-	per := int(partSize / cache.BlockSize)
-	for len(blocks) > 0 {
-		var join cache.Join
-		for _, b := range blocks[:min(per, len(blocks))] {
-			n := min(size, cache.BlockSize)
-			join.Add(b, n)
-			size -= n
-		}
-		out = append(out, join.Sum())
-		blocks = blocks[min(per, len(blocks)):]
-	}
-	return out
 }
 
 func crc64(sum uint64) objstore.Checksum {

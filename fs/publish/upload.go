@@ -29,6 +29,9 @@ type Options struct {
 	// Scratch is the directory of nameless files that hold ranges of an object on their way back
 	// into the store, where it cannot copy parts. Default os.TempDir.
 	Scratch string
+	// Reuse has the store copy the parts that are as in Job.Reuse, and gives Outcome.Parts: what the next
+	// version of the file can be compared with. It takes a SHA-256 of all that is sent in parts.
+	Reuse bool
 	// Log gets what was unusual. Default none.
 	Log *slog.Logger
 }
@@ -131,15 +134,6 @@ type Overlay struct {
 	Local func() ([]Range, error)
 }
 
-// Reuse is an earlier version of the same file. Its parts whose checksum and size are equal need
-// not be sent: the store copies them.
-type Reuse struct {
-	Key, ETag, VersionID string
-	Size                 int64
-	PartSize             int64
-	Sums                 []uint64 // CRC64NVME of each part, see PartSums
-}
-
 // Source is an object to be copied.
 type Source struct {
 	Key, ETag, VersionID string
@@ -165,7 +159,7 @@ type Job struct {
 	// published with that one.
 	Size    int64
 	Overlay *Overlay // File holds a part of the content only
-	Reuse   *Reuse
+	Reuse   *Reuse   // nil: all of File is sent
 	// Copy: the object gets the metadata of the source with Metadata over it.
 	Copy *Source
 
@@ -209,6 +203,13 @@ type Outcome struct {
 	Blocks []uint64
 	// PartSize of a multipart upload, 0 for another.
 	PartSize int64
+	// Parts tells what the object holds in each part of PartSize bytes; nil where that is not known of all of
+	// them, and without Options.Reuse.
+	Parts []PartSum
+	// Reused is how many bytes the store copied from Job.Reuse; ReuseFailed: it would not, or not rightly, and
+	// need not be asked for that object again.
+	Reused      int64
+	ReuseFailed bool
 	// Stamp is what the file's times and size were when it was read: while it still has this
 	// Stamp, it is what was published.
 	Stamp Stamp

@@ -174,37 +174,3 @@ func TestOverlayModel(t *testing.T) {
 		}
 	})
 }
-
-// TestReuse: parts that are as in an earlier version are copied by the store.
-func TestReuse(t *testing.T) {
-	old := random(40, 5*part)
-	for _, tc := range []struct {
-		name, want string
-		spoils     func(w *world, j *Job)
-	}{
-		{"plain", "CREATE MULTIPART, 4 COPY PART, 1 PUT PART, COMPLETE MULTIPART", func(*world, *Job) {}},
-		{"no copying", "CREATE MULTIPART, 5 PUT PART, COMPLETE MULTIPART", func(w *world, _ *Job) { w.p.caps.PartCopy = false }},
-		{"gone", "", func(w *world, _ *Job) { _ = w.mem.Delete(w.Context(), "k", objstore.DeleteOptions{}) }},
-		{"replaced", "", func(w *world, _ *Job) { w.mem.Set("k", old[1:]) }},
-		{"odd parts", "CREATE MULTIPART, 5 PUT PART, COMPLETE MULTIPART", func(_ *world, j *Job) { j.Reuse.PartSize++ }},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			w := newWorld(t, Options{})
-			f := file(t, old)
-			first := w.publish(Job{Key: "k", File: f})
-			w.took()
-			data := bytes.Clone(old)
-			copy(data[3*part+9:], "changed")
-			writeAt(t, f, data, 0)
-			j := Job{Key: "k2", File: f, Token: NewToken(), Reuse: &Reuse{Key: "k", ETag: first.Object.ETag, Size: int64(len(old)),
-				PartSize: first.PartSize, Sums: PartSums(first.Blocks, int64(len(old)), first.PartSize)}}
-			tc.spoils(w, &j)
-			out := w.publish(j)
-			w.has("k2", data)
-			sums(t, out, data)
-			if got := w.tally(); tc.want != "" && got != tc.want {
-				t.Errorf("requests: %s, want %s", got, tc.want)
-			}
-		})
-	}
-}

@@ -40,12 +40,6 @@ func (s *session) copiesParts() bool {
 	return s.p.caps.PartCopy && s.p.caps.CopyIfMatch && !s.distrust
 }
 
-// reusable tells whether parts of job.Reuse can be copied.
-func (s *session) reusable(size int64) bool {
-	r := s.job.Reuse
-	return r != nil && !s.noReuse.Load() && s.copiesParts() && s.fits(r.PartSize, size)
-}
-
 // begin sees to it that there is an upload that takes content of the given size: the one there is,
 // the one of an earlier try, or a new one.
 func (s *session) begin(ctx context.Context, size int64) error {
@@ -162,6 +156,7 @@ func (s *session) sendParts(ctx context.Context, c *content) (*digest, error) {
 	}
 	var join cache.Join
 	d.summed = true
+	d.sums, d.reused = s.partSums(n)
 	for i := 1; i <= n; i++ {
 		p := s.parts[i]
 		d.parts = append(d.parts, p.Part)
@@ -213,7 +208,11 @@ func (s *session) sendPart(w *workers, c *content, number int, d *digest) error 
 		}
 		return w.start(func(ctx context.Context) error {
 			o := c.over
-			return s.copyPart(ctx, number, Source{o.Key, o.ETag, o.VersionID, o.Size}, off, n, nil)
+			p, err := s.copyPart(ctx, number, Source{o.Key, o.ETag, o.VersionID, o.Size}, off, n)
+			if err == nil {
+				s.have(number, p)
+			}
+			return err
 		})
 	case slices.ContainsFunc(pieces, func(p piece) bool { return p.place == inObject }):
 		return w.start(func(ctx context.Context) error {
@@ -226,10 +225,13 @@ func (s *session) sendPart(w *workers, c *content, number int, d *digest) error 
 			if err != nil {
 				return s.readError(err)
 			}
-			return s.putPart(ctx, number, v, sum)
+			return s.sendPlain(ctx, number, v, sum)
 		})
 	}
 	v := &view{c: c, off: off, n: n, pieces: pieces}
+	if s.hashes() && !(ok && have.hashed) {
+		return w.start(func(ctx context.Context) error { return s.sendHashed(ctx, c, number, v, d) })
+	}
 	sum, blocks, err := s.p.sumBlocks(w.ctx, v, 0, n, d.blocks)
 	if err != nil {
 		return s.readError(err)
@@ -238,23 +240,23 @@ func (s *session) sendPart(w *workers, c *content, number int, d *digest) error 
 	if ok && have.summed && have.sum == sum {
 		return nil
 	}
-	if r := s.job.Reuse; s.reusable(c.size) && r.PartSize == s.up.PartSize && number <= len(r.Sums) && r.Sums[number-1] == sum &&
-		n > 0 && min(r.PartSize, r.Size-off) == n {
-		return w.start(func(ctx context.Context) error {
-			err := s.copyPart(ctx, number, Source{r.Key, r.ETag, r.VersionID, r.Size}, off, n, &sum)
-			if _, ok := err.(*SourceChanged); ok || objstore.Is(err, objstore.Corrupt) {
-				s.noReuse.Store(true)
-				s.p.opt.Log.Info("a part cannot be taken from the version before and is sent", "key", s.job.Key, "part", number, "err", err)
-				return s.putPart(ctx, number, v, sum)
-			}
-			return err
-		})
+	if s.hashes() {
+		return w.start(func(ctx context.Context) error { return s.sendHashed(ctx, c, number, v, d) })
 	}
-	return w.start(func(ctx context.Context) error { return s.putPart(ctx, number, v, sum) })
+	return w.start(func(ctx context.Context) error { return s.sendPlain(ctx, number, v, sum) })
+}
+
+// sendPlain sends a part and notes that the store has it.
+func (s *session) sendPlain(ctx context.Context, number int, v *view, sum uint64) error {
+	p, err := s.putPart(ctx, number, v, sum)
+	if err == nil {
+		s.have(number, p)
+	}
+	return err
 }
 
 // putPart sends a part whose CRC64NVME is sum.
-func (s *session) putPart(ctx context.Context, number int, v *view, sum uint64) error {
+func (s *session) putPart(ctx context.Context, number int, v *view, sum uint64) (sent, error) {
 	s.count(func(q *Requests) { q.Parts++; q.Sent += v.n })
 	var check objstore.Checksum
 	if s.p.caps.Checksums {
@@ -262,13 +264,12 @@ func (s *session) putPart(ctx context.Context, number int, v *view, sum uint64) 
 	}
 	part, err := s.p.store.PutPart(ctx, s.up.Key, s.up.ID, number, v, check)
 	if objstore.Is(err, objstore.NotFound) {
-		return errGone
+		return sent{}, errGone
 	}
 	if err != nil {
-		return s.torn(ctx, err, v, sum)
+		return sent{}, s.torn(ctx, err, v, sum)
 	}
-	s.have(number, sent{Part: part, sum: sum, summed: true})
-	return nil
+	return sent{Part: part, sum: sum, summed: true}, nil
 }
 
 // torn makes ErrChanged of an error of kind Corrupt when the data reads otherwise by now: it was
@@ -290,30 +291,23 @@ func (s *session) have(number int, p sent) {
 	s.parts[number] = p
 }
 
-// copyPart makes a part of bytes [off, off+n) of src. want, if not nil, is what its CRC64NVME must be.
-func (s *session) copyPart(ctx context.Context, number int, src Source, off, n int64, want *uint64) error {
+// copyPart makes a part of bytes [off, off+n) of src.
+func (s *session) copyPart(ctx context.Context, number int, src Source, off, n int64) (sent, error) {
 	s.count(func(q *Requests) { q.PartCopies++ })
 	part, err := s.p.store.CopyPart(ctx, s.up.Key, s.up.ID, number, src.Key, off, n,
 		objstore.CopyOptions{SourceIfMatch: src.ETag, SourceVersionID: s.version(src.VersionID)})
 	if err != nil {
 		serr := s.sourceError(ctx, src.Key, src.ETag, src.VersionID, err)
 		if serr == err && objstore.Is(err, objstore.NotFound) { // not the source, then
-			return errGone
+			return sent{}, errGone
 		}
-		return serr
+		return sent{}, serr
 	}
-	p := sent{Part: part, copied: want == nil}
+	p := sent{Part: part, copied: true}
 	if part.Checksum.Algorithm == objstore.CRC64NVME {
 		p.sum, p.summed = part.Checksum.Value, true
 	}
-	if want != nil {
-		if p.summed && p.sum != *want {
-			return corrupt(s.job.Key, n, *want, nil)
-		}
-		p.sum, p.summed = *want, true
-	}
-	s.have(number, p)
-	return nil
+	return p, nil
 }
 
 // workers sends parts in the background, each in a slot.

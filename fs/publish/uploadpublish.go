@@ -2,6 +2,7 @@ package publish
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"sync"
@@ -46,7 +47,7 @@ type session struct {
 	suspect  bool              // an upload was gone: an earlier try may have completed it
 	known    objstore.Checksum // of the source of a copy
 	token    string            // of the upload of an earlier try, if it was another
-	noReuse  atomic.Bool       // the object of job.Reuse is not there any more
+	noReuse  atomic.Bool       // nothing can be copied from the object of job.Reuse
 	distrust bool              // what was made of copied parts was not what it should be
 	ordered  bool              // job.Order has been called
 	restarts int
@@ -62,6 +63,10 @@ type sent struct {
 	sum    uint64
 	summed bool // sum is known
 	copied bool // from the object that the content lies over
+	// hash is the SHA-256 of what had this sum when it was compared, if hashed.
+	hash   [sha256.Size]byte
+	hashed bool
+	reused bool // copied from the object of job.Reuse
 }
 
 func (p *Publisher) session(job Job) *session {
@@ -88,7 +93,7 @@ func (s *session) publish(ctx context.Context) (Outcome, error) {
 	} else {
 		out, err = s.rounds(ctx)
 	}
-	out.Requests = s.req
+	out.Requests, out.ReuseFailed = s.req, s.noReuse.Load()
 	return out, err
 }
 
@@ -99,6 +104,8 @@ type digest struct {
 	blocks []uint64
 	src    *view           // of a single PUT
 	parts  []objstore.Part // of an upload
+	sums   []PartSum       // of parts; nil where some are not known
+	reused int64           // bytes of them that were copied from job.Reuse
 	found  objstore.Object // what an earlier try has committed
 }
 
@@ -228,8 +235,8 @@ func (s *session) outcome(c *content, d *digest, o objstore.Object) Outcome {
 	if c.over == nil {
 		out.Blocks = d.blocks
 	}
-	if d.src == nil {
-		out.PartSize = s.up.PartSize
+	if d.src == nil && s.up.ID != "" {
+		out.PartSize, out.Parts, out.Reused = s.up.PartSize, d.sums, d.reused
 	}
 	return out
 }

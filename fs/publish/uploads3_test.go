@@ -46,7 +46,8 @@ func TestS3(t *testing.T) {
 				t.Setenv(name, v)
 			}
 			for name, test := range map[string]func(*bucket){"Plain": testS3Plain, "Lost": testS3Lost, "Resume": testS3Resume, "Overlay": testS3Overlay,
-				"Copy": testS3Copy, "Delete": testS3Delete, "Marker": testS3Marker, "Stream": testS3Stream, "Torn": testS3Torn, "Unsummed": testS3Unsummed} {
+				"Copy": testS3Copy, "Delete": testS3Delete, "Marker": testS3Marker, "Stream": testS3Stream, "Torn": testS3Torn, "Unsummed": testS3Unsummed,
+				"Reuse": testS3Reuse, "ReuseLies": testS3ReuseLies} {
 				t.Run(name, func(t *testing.T) { test(openBucket(t, srv)) })
 			}
 		})
