@@ -1,7 +1,9 @@
 package fs
 
 import (
+	"cmp"
 	"errors"
+	"path"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -22,6 +24,8 @@ const (
 	// bytes each, in the index). The oldest is forgotten.
 	reuseObjects = 4096
 	reuseParts   = 400_000
+	// reuseSources is how many objects a file is compared with.
+	reuseSources = 3
 )
 
 // reuse knows which objects have a record. All methods may be called in parallel; of one that is off they do nothing.
@@ -114,41 +118,49 @@ func (r *reuse) excess() (out []string) {
 	return out
 }
 
-// find returns what content of some size is to be compared with that goes under a key; nil for nothing. That is
-// what was under the key before; else of those whose keys differ in numbers only the one that has most
-// numbers in common with it, the newest of several.
-func (r *reuse) find(key string, size int64) *publish.Reuse {
+// find returns what content of some size is to be compared with that goes under a key, the most likely first: what was
+// under the key before; then those of the family (keys that differ in numbers only) with the same last name; with
+// most numbers in common; the newest.
+func (r *reuse) find(key string, size int64) (out []publish.Reuse) {
 	if r.db == nil || size < reuseMin {
 		return nil
 	}
+	type candidate struct {
+		*knownParts
+		rank int
+	}
+	var all []candidate
 	r.mu.Lock()
-	best := r.known[key]
-	if best == nil {
-		like := -1
-		for _, k := range r.alike[publish.Family(key)] {
-			if n := publish.Likeness(key, k.key); n > like || n == like && k.at > best.at {
-				best, like = k, n
-			}
+	for _, k := range r.alike[publish.Family(key)] {
+		c := candidate{k, publish.Likeness(key, k.key)}
+		switch {
+		case k.key == key:
+			c.rank += 2000
+		case path.Base(k.key) == path.Base(key):
+			c.rank += 1000
 		}
+		all = append(all, c)
 	}
 	r.mu.Unlock()
-	if best == nil {
-		return nil
-	}
-	p, err := r.db.Parts(best.key)
-	if err != nil {
-		return nil // it was forgotten meanwhile, or the index tells of its state elsewhere
-	}
-	out := &publish.Reuse{Key: p.Key, ETag: p.ETag, VersionID: p.VersionID, Size: p.Size, PartSize: p.PartSize, Parts: make([]publish.PartSum, len(p.Sums))}
-	for i, s := range p.Sums {
-		out.Parts[i] = publish.PartSum(s)
+	slices.SortFunc(all, func(a, b candidate) int {
+		return cmp.Or(cmp.Compare(b.rank, a.rank), cmp.Compare(b.at, a.at), cmp.Compare(a.key, b.key))
+	})
+	for _, c := range all[:min(len(all), reuseSources)] {
+		p, err := r.db.Parts(c.key)
+		if err != nil {
+			continue // it was forgotten meanwhile, or the index tells of its state elsewhere
+		}
+		one := publish.Reuse{Key: p.Key, ETag: p.ETag, VersionID: p.VersionID, Size: p.Size, PartSize: p.PartSize, Parts: make([]publish.PartSum, len(p.Sums))}
+		for i, s := range p.Sums {
+			one.Parts[i] = publish.PartSum(s)
+		}
+		out = append(out, one)
 	}
 	return out
 }
 
-// published notes what an object holds that was put under a key, in place of what was known of that key. from is
-// what it was compared with, if anything.
-func (r *reuse) published(key string, version *meta.Object, at int64, from *publish.Reuse, out *publish.Outcome) error {
+// published notes what an object holds that was put under a key, in place of what was known of that key.
+func (r *reuse) published(key string, version *meta.Object, at int64, out *publish.Outcome) error {
 	if r.db == nil {
 		return nil
 	}
@@ -156,10 +168,7 @@ func (r *reuse) published(key string, version *meta.Object, at int64, from *publ
 		r.bytes.Add(out.Reused)
 		r.copied.Add(1)
 	}
-	var gone []string
-	if out.ReuseFailed && from != nil && from.Key != key {
-		gone = append(gone, from.Key)
-	}
+	gone := slices.DeleteFunc(slices.Clone(out.ReuseFailed), func(k string) bool { return k == key })
 	if n := len(out.Parts); n < 2 || n > meta.MaxParts || version.ETag == "" {
 		return r.forget(append(gone, key)...)
 	}
@@ -176,10 +185,7 @@ func (r *reuse) moved(from *meta.Object, key string, version *meta.Object) error
 	if r.db == nil {
 		return nil
 	}
-	r.mu.Lock()
-	known := r.known[from.Key] != nil
-	r.mu.Unlock()
-	if !known {
+	if !r.knows(from.Key) {
 		return r.forget(key)
 	}
 	p, err := r.db.Parts(from.Key)
@@ -188,6 +194,13 @@ func (r *reuse) moved(from *meta.Object, key string, version *meta.Object) error
 	}
 	p.Key, p.ETag, p.VersionID = key, version.ETag, version.VersionID
 	return r.set(&p)
+}
+
+// knows tells whether an object has a record.
+func (r *reuse) knows(key string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.known[key] != nil
 }
 
 // set writes a record.
@@ -228,7 +241,7 @@ func (f *FS) noteParts(w *work, version *meta.Object, out *publish.Outcome) {
 	if w.in.Stage == 0 && w.in.Kind == meta.KindFile {
 		err = f.reuse.moved(&w.in.Object, w.key, version)
 	} else {
-		err = f.reuse.published(w.key, version, f.now(), w.from, out)
+		err = f.reuse.published(w.key, version, f.now(), out)
 	}
 	if err != nil {
 		f.log.Warn("what an object's parts hold cannot be remembered; the next version will be sent whole", "key", w.key, "err", err)

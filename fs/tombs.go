@@ -67,6 +67,9 @@ func (f *FS) bury(ctx context.Context, key string, order func(context.Context) e
 		if err := f.deleteObject(ctx, &t); err != nil {
 			return err
 		}
+		if err := f.reuse.forget(key); err != nil {
+			return err
+		}
 	}
 	err = f.db.Do(func(tx *meta.Tx) error {
 		now, err := tx.Tomb(key)
@@ -76,9 +79,6 @@ func (f *FS) bury(ctx context.Context, key string, order func(context.Context) e
 		now.Done = f.now()
 		return tx.SetTomb(&now)
 	})
-	if err == nil {
-		err = f.reuse.forget(key)
-	}
 	if above := parentKey(key); err == nil && above != "" {
 		f.publisher.queue.Hasten(f.tombID(above)) // it may have waited for this
 	}

@@ -22,7 +22,6 @@ type work struct {
 	tomb    string // tokens of what else of ours may be there
 	// needs is an inode that is still to be copied from key, and comes later.
 	needs meta.Ino
-	from  *publish.Reuse // what the content is compared with, if anything
 }
 
 // look reads what there is to do; ok is false when there is nothing, or not now.
@@ -224,8 +223,7 @@ func (f *FS) publishStage(ctx context.Context, w *work, job *publish.Job) error 
 	if w.in.Flags&meta.Overlay != 0 {
 		job.Overlay = f.overlay(w, file)
 	} else {
-		w.from = f.reuse.find(w.key, a.Size)
-		job.Reuse = w.from
+		job.Reuse = f.reuse.find(w.key, a.Size)
 	}
 	job.Metadata = publish.Metadata(syscall.S_IFREG|a.Mode, a.UID, a.GID, a.MTime, a.CTime, "")
 	out, done, err := f.finishGrowth(ctx, w.in.Ino, job)
@@ -249,6 +247,7 @@ func (f *FS) landed(ctx context.Context, w *work, out publish.Outcome, a *Attr) 
 	if out.Object.ModTime.IsZero() {
 		version.MTime = f.now()
 	}
+	f.noteParts(w, &version, &out)
 	var batch cache.Batch
 	commit := func(bool) {}
 	adopted := false
@@ -385,9 +384,6 @@ func (f *FS) landed(ctx context.Context, w *work, out publish.Outcome, a *Attr) 
 		f.retimed.forget(w.in.Stage)
 	}
 	f.after(&fx)
-	if !left {
-		f.noteParts(w, &version, &out)
-	}
 	if !left && w.in.Stage != 0 && !adopted {
 		f.relabel(&now) // what it is to replace is what has landed
 		f.completeSoon(w.in.Ino)

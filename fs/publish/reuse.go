@@ -54,21 +54,21 @@ func (s *session) hashes() bool {
 	return s.p.opt.Reuse && CanReuse(&s.p.caps) && !s.distrust
 }
 
-// reusable tells whether parts of job.Reuse can be copied into content of the given size.
-func (s *session) reusable(size int64) bool {
-	r := s.job.Reuse
-	return r != nil && s.hashes() && !s.noReuse.Load() && s.fits(r.PartSize, size)
-}
-
-// reuses tells whether part number, of n bytes at off, is in job.Reuse.
-func (s *session) reuses(c *content, number int, off, n int64, sum PartSum) bool {
-	r := s.job.Reuse
-	return s.reusable(c.size) && r.PartSize == s.up.PartSize && number <= len(r.Parts) && r.Parts[number-1] == sum &&
-		n > 0 && min(r.PartSize, r.Size-off) == n
+// has returns the first of job.Reuse that has part number, of n bytes at off, in the same place; nil when none has.
+func (s *session) has(number int, off, n int64, sum PartSum) *Reuse {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range s.job.Reuse {
+		r := &s.job.Reuse[i]
+		if !s.spoilt[r.Key] && r.PartSize == s.up.PartSize && number <= len(r.Parts) && r.Parts[number-1] == sum && n > 0 && min(r.PartSize, r.Size-off) == n {
+			return r
+		}
+	}
+	return nil
 }
 
 // sendHashed reads a part, and has it sent or copied if the store has it not as it is. In a slot.
-func (s *session) sendHashed(ctx context.Context, c *content, number int, v *view, d *digest) error {
+func (s *session) sendHashed(ctx context.Context, number int, v *view, d *digest) error {
 	h := sha256.New()
 	crc, blocks, err := s.p.sumInto(ctx, v, 0, v.n, nil, h)
 	if err != nil {
@@ -80,14 +80,8 @@ func (s *session) sendHashed(ctx context.Context, c *content, number int, v *vie
 	s.mu.Lock()
 	have, ok := s.parts[number]
 	s.mu.Unlock()
-	switch {
-	case ok && have.Size == v.n && have.summed && have.sum == crc:
-	case s.reuses(c, number, v.off, v.n, sum):
-		if have, err = s.reusePart(ctx, number, v, crc); err != nil {
-			return err
-		}
-	default:
-		if have, err = s.putPart(ctx, number, v, crc); err != nil {
+	if !ok || have.Size != v.n || !have.summed || have.sum != crc {
+		if have, err = s.reusePart(ctx, number, v, sum); err != nil {
 			return err
 		}
 	}
@@ -96,32 +90,37 @@ func (s *session) sendHashed(ctx context.Context, c *content, number int, v *vie
 	return nil
 }
 
-// reusePart has a part copied from job.Reuse, whose CRC64NVME must be crc. Whatever is in the way of that, the
-// part is sent then, and no other is asked for.
-func (s *session) reusePart(ctx context.Context, number int, v *view, crc uint64) (sent, error) {
-	r := s.job.Reuse
-	s.mu.Lock()
-	delete(s.parts, number) // it is replaced, whatever the answer
-	s.mu.Unlock()
-	p, err := s.copyPart(ctx, number, Source{r.Key, r.ETag, r.VersionID, r.Size}, v.off, v.n)
-	if err == nil && p.summed && p.sum != crc {
-		err = corrupt(s.job.Key, v.n, crc, nil)
+// reusePart has a part copied from an object of job.Reuse that has it, else sent. Whatever is in the way of a copy,
+// that object is not asked for again.
+func (s *session) reusePart(ctx context.Context, number int, v *view, sum PartSum) (sent, error) {
+	for {
+		r := s.has(number, v.off, v.n, sum)
+		if r == nil {
+			return s.putPart(ctx, number, v, sum.CRC)
+		}
+		s.mu.Lock()
+		delete(s.parts, number) // it is replaced, whatever the answer
+		s.mu.Unlock()
+		p, err := s.copyPart(ctx, number, Source{r.Key, r.ETag, r.VersionID, r.Size}, v.off, v.n)
+		if err == nil && p.summed && p.sum != sum.CRC {
+			err = corrupt(s.job.Key, v.n, sum.CRC, nil)
+		}
+		switch {
+		case err == nil:
+			p.sum, p.summed, p.copied, p.reused = sum.CRC, true, false, true
+			return p, nil
+		case err == errGone || ctx.Err() != nil:
+			return p, err
+		}
+		s.mu.Lock()
+		s.spoilt[r.Key] = true
+		s.mu.Unlock()
+		s.p.opt.Log.Info("parts cannot be taken from an earlier object and are sent", "key", s.job.Key, "part", number, "earlier", r.Key, "err", err)
 	}
-	switch {
-	case err == nil:
-		p.sum, p.summed, p.copied, p.reused = crc, true, false, true
-		return p, nil
-	case err == errGone || ctx.Err() != nil:
-		return p, err
-	}
-	if !s.noReuse.Swap(true) {
-		s.p.opt.Log.Info("a part cannot be taken from an earlier object; it is sent, and all that follow", "key", s.job.Key, "part", number, "earlier", r.Key, "err", err)
-	}
-	return s.putPart(ctx, number, v, crc)
 }
 
 // partSums are those of all n parts that the store has, nil when some are not known, and how many bytes of
-// them were copied from job.Reuse.
+// them were copied.
 func (s *session) partSums(n int) (sums []PartSum, reused int64) {
 	all := s.hashes()
 	for i := 1; i <= n; i++ {

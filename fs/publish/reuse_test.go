@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"fmt"
 	"slices"
 	"strconv"
 	"testing"
@@ -24,14 +25,14 @@ func partSumsOf(data []byte, size int) (out []PartSum) {
 }
 
 // before publishes data as "k", and returns it as what the next version can be compared with.
-func (w *world) before(data []byte) *Reuse {
+func (w *world) before(data []byte) Reuse {
 	w.Helper()
 	out := w.publish(Job{Key: "k", File: file(w.T, data)})
 	if want := partSumsOf(data, part); !slices.Equal(out.Parts, want) || out.PartSize != part || out.Reused != 0 {
 		w.Fatalf("of what was sent: parts of %d bytes, %d reused: %x, want %x", out.PartSize, out.Reused, out.Parts, want)
 	}
 	w.took()
-	return &Reuse{Key: "k", ETag: out.Object.ETag, Size: int64(len(data)), PartSize: out.PartSize, Parts: out.Parts}
+	return Reuse{Key: "k", ETag: out.Object.ETag, Size: int64(len(data)), PartSize: out.PartSize, Parts: out.Parts}
 }
 
 // TestReuse: parts that are as in an earlier version are copied by the store, and nothing else is; whatever is
@@ -55,10 +56,10 @@ func TestReuse(t *testing.T) {
 		{"no conditions on the source", sent, 0, false, func(w *world, _ *Job, data []byte) []byte { w.p.caps.CopyIfMatch = false; return data }},
 		{"no checksums", sent, 0, false, func(w *world, _ *Job, data []byte) []byte { w.p.caps.Checksums = false; return data }},
 		{"not asked for", sent, 0, false, func(w *world, _ *Job, data []byte) []byte { w.p.opt.Reuse = false; return data }},
-		{"odd parts", sent, 0, false, func(_ *world, j *Job, data []byte) []byte { j.Reuse.PartSize++; return data }},
+		{"odd parts", sent, 0, false, func(_ *world, j *Job, data []byte) []byte { j.Reuse[0].PartSize++; return data }},
 		{"same CRC, other hash", sent, 0, false, func(_ *world, j *Job, data []byte) []byte {
-			for i := range j.Reuse.Parts {
-				j.Reuse.Parts[i].Hash[31] ^= 1
+			for i := range j.Reuse[0].Parts {
+				j.Reuse[0].Parts[i].Hash[31] ^= 1
 			}
 			return data
 		}},
@@ -110,7 +111,7 @@ func TestReuse(t *testing.T) {
 			r := w.before(old)
 			data := bytes.Clone(old)
 			copy(data[3*part+9:], "changed")
-			j := Job{Key: "k2", Token: NewToken(), Reuse: r}
+			j := Job{Key: "k2", Token: NewToken(), Reuse: []Reuse{r}}
 			if tc.spoils != nil {
 				data = tc.spoils(w, &j, data)
 			}
@@ -121,13 +122,36 @@ func TestReuse(t *testing.T) {
 			if got := w.tally(); tc.want != "" && got != tc.want {
 				t.Errorf("requests: %s, want %s", got, tc.want)
 			}
-			if tc.reused >= 0 && out.Reused != tc.reused || out.ReuseFailed != tc.failed || out.Requests.Sent+out.Reused < int64(len(data)) {
+			if tc.reused >= 0 && out.Reused != tc.reused || (out.ReuseFailed != nil) != tc.failed || out.Requests.Sent+out.Reused < int64(len(data)) {
 				t.Errorf("%d bytes reused, %d sent, failed %v; want %d, %v", out.Reused, out.Requests.Sent, out.ReuseFailed, tc.reused, tc.failed)
 			}
 			if w.p.opt.Reuse && w.p.caps.PartCopy && w.p.caps.CopyIfMatch && w.p.caps.Checksums && !slices.Equal(out.Parts, partSumsOf(data, part)) {
 				t.Errorf("the next version would be compared with %x", out.Parts)
 			}
 		})
+	}
+}
+
+// TestReuseOfSeveral: each part is taken from the first object that has it; one that is gone does not
+// keep the others from being used.
+func TestReuseOfSeveral(t *testing.T) {
+	w := newWorld(t, Options{PartSize: part, Multipart: part, Parallel: 1, Reuse: true})
+	a, b := random(50, 4*part), random(51, 4*part)
+	var all []Reuse
+	for _, data := range [][]byte{a, a, b} {
+		r := w.before(data)
+		r.Key = fmt.Sprint("k", len(all))
+		r.ETag = w.mem.Set(r.Key, data).ETag
+		all = append(all, r)
+	}
+	if err := w.mem.Delete(t.Context(), "k0", objstore.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	data := slices.Concat(a[:part], b[part:2*part], random(52, part), a[3*part:])
+	out := w.publish(Job{Key: "l", File: file(t, data), Reuse: all})
+	w.has("l", data)
+	if got := w.tally(); got != "CREATE MULTIPART, 1 HEAD, 4 COPY PART, 1 PUT PART, COMPLETE MULTIPART" || out.Reused != 3*part || !slices.Equal(out.ReuseFailed, []string{"k0"}) {
+		t.Errorf("requests: %s; %d bytes reused, failed %q", got, out.Reused, out.ReuseFailed)
 	}
 }
 
@@ -139,12 +163,12 @@ func TestReuseOfItself(t *testing.T) {
 	for round := range 3 {
 		data = bytes.Clone(data)
 		data[round*part]++
-		out := w.publish(Job{Key: "k", File: file(t, data), IfMatch: r.ETag, Reuse: r})
+		out := w.publish(Job{Key: "k", File: file(t, data), IfMatch: r.ETag, Reuse: []Reuse{r}})
 		w.has("k", data)
 		if out.Reused != 3*part || out.Requests.Sent != part {
 			t.Errorf("round %d: %d bytes reused, %d sent", round, out.Reused, out.Requests.Sent)
 		}
-		r = &Reuse{Key: "k", ETag: out.Object.ETag, Size: int64(len(data)), PartSize: out.PartSize, Parts: out.Parts}
+		r = Reuse{Key: "k", ETag: out.Object.ETag, Size: int64(len(data)), PartSize: out.PartSize, Parts: out.Parts}
 	}
 }
 
@@ -160,7 +184,7 @@ func TestReuseWrongBytes(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.p.store = copiesOther{w.p.store, wrong}
-	out := w.publish(Job{Key: "k2", File: file(t, old), Reuse: r})
+	out := w.publish(Job{Key: "k2", File: file(t, old), Reuse: []Reuse{r}})
 	w.has("k2", old)
 	sums(t, out, old)
 	if out.Reused != 0 || out.Requests.Parts != 4 {
@@ -194,7 +218,7 @@ func TestReuseStream(t *testing.T) {
 	copy(data[2*part:], "changed for good")
 	copy(data[3*part:], "changed at the end")
 	f := file(t, first)
-	j := Job{Key: "k2", File: f, Token: NewToken(), Reuse: r}
+	j := Job{Key: "k2", File: f, Token: NewToken(), Reuse: []Reuse{r}}
 	st := w.p.Stream(t.Context(), j)
 	st.Grown(int64(len(first)))
 	w.until("COPY PART", 3)
@@ -222,7 +246,7 @@ func TestReuseResumed(t *testing.T) {
 	r := w.before(data)
 	data = bytes.Clone(data)
 	copy(data[part:], "changed")
-	j := Job{Key: "k2", File: file(t, data), Token: NewToken(), Reuse: r}
+	j := Job{Key: "k2", File: file(t, data), Token: NewToken(), Reuse: []Reuse{r}}
 	j.Began = func(u Upload) error { j.Upload = u; return nil }
 	ctx, cancel := context.WithCancel(t.Context())
 	w.hook = func(op objstore.Op, n int) (fate, func()) {
@@ -300,10 +324,10 @@ func testS3Reuse(b *bucket) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	r := &Reuse{Key: "step-1/k", ETag: out.Object.ETag, Size: int64(len(data)), PartSize: out.PartSize, Parts: out.Parts}
+	r := Reuse{Key: "step-1/k", ETag: out.Object.ETag, Size: int64(len(data)), PartSize: out.PartSize, Parts: out.Parts}
 	b.unsum("step-1/k")
 	copy(data[6*mib:], "changed")
-	j := Job{Key: "step-2/k", File: file(b, data), IfNoneMatch: true, Token: NewToken(), Reuse: r}
+	j := Job{Key: "step-2/k", File: file(b, data), IfNoneMatch: true, Token: NewToken(), Reuse: []Reuse{r}}
 	b.proxy.Forget()
 	if out, err = p.Publish(b.Context(), j); err != nil {
 		b.Fatal(err)
@@ -329,7 +353,7 @@ func testS3Reuse(b *bucket) {
 	if out, err = p.Publish(b.Context(), j); err != nil {
 		b.Fatal(err)
 	}
-	if out.Reused != 0 || !out.ReuseFailed || out.Requests.Sent != 22*mib {
+	if out.Reused != 0 || out.ReuseFailed == nil || out.Requests.Sent != 22*mib {
 		b.Errorf("a source that was replaced: %+v", out)
 	}
 	b.has("step-3/k", data)
@@ -344,11 +368,11 @@ func testS3ReuseLies(b *bucket) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	r := &Reuse{Key: "k", ETag: out.Object.ETag, Size: int64(len(data)), PartSize: out.PartSize, Parts: out.Parts}
-	if out, err = p.Publish(b.Context(), Job{Key: "l", File: file(b, data), Token: NewToken(), Reuse: r}); err != nil {
+	r := Reuse{Key: "k", ETag: out.Object.ETag, Size: int64(len(data)), PartSize: out.PartSize, Parts: out.Parts}
+	if out, err = p.Publish(b.Context(), Job{Key: "l", File: file(b, data), Token: NewToken(), Reuse: []Reuse{r}}); err != nil {
 		b.Fatal(err)
 	}
-	if out.Reused != 0 || !out.ReuseFailed {
+	if out.Reused != 0 || out.ReuseFailed == nil {
 		b.Errorf("%+v", out)
 	}
 	b.has("l", data)

@@ -159,7 +159,7 @@ type Job struct {
 	// published with that one.
 	Size    int64
 	Overlay *Overlay // File holds a part of the content only
-	Reuse   *Reuse   // nil: all of File is sent
+	Reuse   []Reuse  // what File may have parts of, the most likely first; not with an Overlay
 	// Copy: the object gets the metadata of the source with Metadata over it.
 	Copy *Source
 
@@ -206,10 +206,10 @@ type Outcome struct {
 	// Parts tells what the object holds in each part of PartSize bytes; nil where that is not known of all of
 	// them, and without Options.Reuse.
 	Parts []PartSum
-	// Reused is how many bytes the store copied from Job.Reuse; ReuseFailed: it would not, or not rightly, and
-	// need not be asked for that object again.
+	// Reused is how many bytes the store copied from Job.Reuse; ReuseFailed are the keys of those from which it
+	// would not copy, or not rightly. It need not be asked again.
 	Reused      int64
-	ReuseFailed bool
+	ReuseFailed []string
 	// Stamp is what the file's times and size were when it was read: while it still has this
 	// Stamp, it is what was published.
 	Stamp Stamp

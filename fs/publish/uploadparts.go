@@ -18,8 +18,11 @@ func (s *session) partSize(size int64) int64 {
 	if s.job.Copy != nil && s.copiesParts() {
 		ps = s.p.opt.CopyPart
 	}
-	if r := s.job.Reuse; r != nil && s.reusable(size) {
-		ps = r.PartSize
+	for i := range s.job.Reuse {
+		if r := &s.job.Reuse[i]; s.hashes() && s.fits(r.PartSize, size) {
+			ps = r.PartSize
+			break
+		}
 	}
 	ps = max(ps, wholeBlocks(c.MinPartSize))
 	if c.MaxParts > 0 {
@@ -230,7 +233,7 @@ func (s *session) sendPart(w *workers, c *content, number int, d *digest) error 
 	}
 	v := &view{c: c, off: off, n: n, pieces: pieces}
 	if s.hashes() && !(ok && have.hashed) {
-		return w.start(func(ctx context.Context) error { return s.sendHashed(ctx, c, number, v, d) })
+		return w.start(func(ctx context.Context) error { return s.sendHashed(ctx, number, v, d) })
 	}
 	sum, blocks, err := s.p.sumBlocks(w.ctx, v, 0, n, d.blocks)
 	if err != nil {
@@ -241,7 +244,7 @@ func (s *session) sendPart(w *workers, c *content, number int, d *digest) error 
 		return nil
 	}
 	if s.hashes() {
-		return w.start(func(ctx context.Context) error { return s.sendHashed(ctx, c, number, v, d) })
+		return w.start(func(ctx context.Context) error { return s.sendHashed(ctx, number, v, d) })
 	}
 	return w.start(func(ctx context.Context) error { return s.sendPlain(ctx, number, v, sum) })
 }

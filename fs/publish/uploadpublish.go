@@ -5,8 +5,9 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
-	"sync/atomic"
 
 	"github.com/leatfs/leatfs/objstore"
 )
@@ -47,7 +48,6 @@ type session struct {
 	suspect  bool              // an upload was gone: an earlier try may have completed it
 	known    objstore.Checksum // of the source of a copy
 	token    string            // of the upload of an earlier try, if it was another
-	noReuse  atomic.Bool       // nothing can be copied from the object of job.Reuse
 	distrust bool              // what was made of copied parts was not what it should be
 	ordered  bool              // job.Order has been called
 	restarts int
@@ -55,6 +55,8 @@ type session struct {
 	mu    sync.Mutex // a leaf lock
 	parts map[int]sent
 	req   Requests
+	// spoilt are keys of job.Reuse from which nothing can be copied.
+	spoilt map[string]bool
 }
 
 // sent is a part that the store has.
@@ -66,11 +68,11 @@ type sent struct {
 	// hash is the SHA-256 of what had this sum when it was compared, if hashed.
 	hash   [sha256.Size]byte
 	hashed bool
-	reused bool // copied from the object of job.Reuse
+	reused bool // copied from an object of job.Reuse
 }
 
 func (p *Publisher) session(job Job) *session {
-	return &session{p: p, job: job, lane: p.slots.lane(), token: job.Upload.Token, parts: map[int]sent{}}
+	return &session{p: p, job: job, lane: p.slots.lane(), token: job.Upload.Token, parts: map[int]sent{}, spoilt: map[string]bool{}}
 }
 
 func (s *session) count(f func(*Requests)) {
@@ -93,7 +95,7 @@ func (s *session) publish(ctx context.Context) (Outcome, error) {
 	} else {
 		out, err = s.rounds(ctx)
 	}
-	out.Requests, out.ReuseFailed = s.req, s.noReuse.Load()
+	out.Requests, out.ReuseFailed = s.req, slices.Sorted(maps.Keys(s.spoilt))
 	return out, err
 }
 
