@@ -46,6 +46,7 @@ type mountConfig struct {
 	policies           []string
 	partSize           size
 	uploadParallel     int
+	reuseParts         bool
 
 	ttl          time.Duration
 	immutable    bool
@@ -96,6 +97,7 @@ func (c *mountConfig) flags(f *pflag.FlagSet) {
 	f.StringArrayVar(&c.policies, "policy", nil, "what fsync and close mean for some paths: PATTERN:fsync=remote:close=local; PATTERN as in the shell, or /DIR/**; repeat it, the first that matches holds")
 	f.Var(&c.partSize, "part-size", "size of the parts that large files are uploaded in (default 16MiB)")
 	f.IntVar(&c.uploadParallel, "upload-parallel", 16, "parts being uploaded at the same time at most")
+	f.BoolVar(&c.reuseParts, "reuse-parts", false, "have the store copy the parts of a large file that are as in an earlier one (the last checkpoint), instead of sending them")
 	f.BoolVar(&c.allowOther, "allow-other", false, "let other users use the mount (permissions are checked by mode)")
 	f.Uint32Var(&c.uid, "uid", uint32(os.Getuid()), "owner of all files")
 	f.Uint32Var(&c.gid, "gid", uint32(os.Getgid()), "group of all files")
@@ -426,6 +428,7 @@ func (c *mountConfig) fsOptions() fs.Options {
 	o.Protect, o.LastWins = c.protect == "foreign", c.conflicts == "last-wins"
 	o.Policies, _ = c.policyList() // checked by complete
 	o.PartSize, o.UploadParallel = int64(c.partSize), c.uploadParallel
+	o.ReuseParts = c.reuseParts
 	o.Scratch = c.cacheDirs[0]
 	return o
 }

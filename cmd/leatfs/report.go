@@ -106,6 +106,7 @@ func (d *daemon) collector() prometheus.Collector {
 	})
 	add("published_replaced_total", "Objects published here that somebody else has replaced since.", c, func(s *Status) float64 { return float64(s.Writes.Replaced) })
 	add("published_removed_total", "Objects published here that somebody else has removed since.", c, func(s *Status) float64 { return float64(s.Writes.Removed) })
+	add("reused_bytes_total", "Bytes that were not sent because the bucket had them (--reuse-parts).", c, func(s *Status) float64 { return float64(s.Writes.Reuse.Bytes) })
 	add("conflicts_total", "Files that somebody else changed too.", c, func(s *Status) float64 { return float64(s.Writes.Conflicts) })
 	add("memory_budget_bytes", "Memory that the daemon may use.", v, func(s *Status) float64 { return float64(s.Memory.Budget) })
 	add("memory_counted_bytes", "RssAnon and RssShmem of the daemon.", v, func(s *Status) float64 { return float64(s.Memory.Counted) })

@@ -49,13 +49,15 @@ type WritesStatus struct {
 	Conditional bool `json:"conditional_writes"`
 	// Replaced and Removed count objects that were published here and that somebody else replaced or removed
 	// since, as far as noticed; LastForeign is the path of the last one.
-	Replaced     int64  `json:"replaced_by_others"`
-	Removed      int64  `json:"removed_by_others"`
-	LastForeign  string `json:"last_by_others,omitempty"`
-	StagedFiles  int64  `json:"staged_files"` // files on the cache disks that hold it, the unlinked ones among them
-	StagedBytes  int64  `json:"staged_bytes"`
-	BallastBytes int64  `json:"ballast_bytes"` // disk space kept for more of it
-	Full         bool   `json:"full"`          // there is no room for more
+	Replaced    int64  `json:"replaced_by_others"`
+	Removed     int64  `json:"removed_by_others"`
+	LastForeign string `json:"last_by_others,omitempty"`
+	// Reuse is what was not sent because the bucket had it (--reuse-parts).
+	Reuse        fs.ReuseStats `json:"reuse"`
+	StagedFiles  int64         `json:"staged_files"` // files on the cache disks that hold it, the unlinked ones among them
+	StagedBytes  int64         `json:"staged_bytes"`
+	BallastBytes int64         `json:"ballast_bytes"` // disk space kept for more of it
+	Full         bool          `json:"full"`          // there is no room for more
 }
 
 // KeeperStatus is what became of the processes of the mount.

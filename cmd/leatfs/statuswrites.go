@@ -20,6 +20,7 @@ func (d *daemon) writes() WritesStatus {
 	}
 	foreign := d.fs.Foreign()
 	w.Replaced, w.Removed, w.LastForeign = foreign.Replaced, foreign.Removed, foreign.Last
+	w.Reuse = d.fs.ReuseStats()
 	caps := d.store.Caps()
 	w.Conditional = caps.PutIfNoneMatch && caps.PutIfMatch
 	for _, x := range d.cache.Stats().Dirs {
@@ -88,6 +89,12 @@ func showWrites(w *WritesStatus, row func(name, format string, a ...any)) {
 	}
 	if w.Full {
 		row("staged", "THE DISK IS FULL: writes get ENOSPC")
+	}
+	switch r := &w.Reuse; {
+	case r.On && !r.Able:
+		row("reuse", "--reuse-parts does nothing here: this store does not copy parts of objects, or not with a checksum of the whole")
+	case r.On:
+		row("reuse", "%s in %d files were not sent: the bucket had them; %d objects can be compared with", humanBytes(r.Bytes), r.Files, r.Known)
 	}
 	if !w.Conditional {
 		row("store", "no conditional writes: what somebody else writes at the same moment may be overwritten")
