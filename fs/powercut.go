@@ -57,15 +57,21 @@ func (f *FS) afterCut(dirty []left) error {
 			}
 		}
 	}
-	for num := range p.dirs {
-		if d, err := f.db.Inode(meta.Ino(num)); err != nil || d.Flags&meta.Removed != 0 || d.Kind != meta.KindDir {
+	for num, l := range p.dirs {
+		switch d, err := f.db.Inode(meta.Ino(num)); {
+		case errors.Is(err, meta.ErrNotFound) && l.Base == "":
+			// The origin does not have it, nor does the index.
+		case err != nil || d.Flags&meta.Removed != 0 || d.Kind != meta.KindDir:
 			continue // made when something is in it
 		}
 		if _, err := p.dir(num, ""); err != nil {
 			return err
 		}
 	}
-	return p.placeAll()
+	if err := p.placeAll(); err != nil {
+		return err
+	}
+	return p.dropLabels()
 }
 
 // readLabels reads the labels of this mount, and sees to it that no number on them is given out again.
@@ -220,13 +226,13 @@ func (p *powercut) reclaim(s *found, name string) error { return p.reclaimAt(s, 
 // reclaimAt puts a staging file under a name, and notes whether it is to be published.
 func (p *powercut) reclaimAt(s *found, dir meta.Ino, name string) error {
 	f := p.f
+	var in meta.Inode
 	err := f.db.Do(func(tx *meta.Tx) error {
 		d, err := tx.Inode(dir)
 		if err != nil {
 			return err
 		}
-		in, err := p.place(tx, s, &d, name)
-		if err != nil {
+		if in, err = p.place(tx, s, &d, name); err != nil {
 			return err
 		}
 		rec, err := tx.Dirty(in.Ino)
@@ -246,6 +252,7 @@ func (p *powercut) reclaimAt(s *found, dir meta.Ino, name string) error {
 	if err != nil {
 		return &PathError{Op: "take up", Path: f.path(dir, name), Err: err}
 	}
+	f.mendLabel(&in)
 	if !s.whole {
 		f.log.Warn("a file was not known to be wholly on the disk when the machine stopped, and may be torn: it is kept and not published; look at it, then \"leatfs retry\" publishes it and \"leatfs discard\" gives it up",
 			"path", f.path(dir, name), "bytes", s.size)

@@ -139,6 +139,27 @@ func (p *powercut) placeDir(up meta.Ino, l *cache.StageLabel, num uint64) (at me
 	return at, err
 }
 
+// dropLabels removes the labels of directories that have another number now, and so another label: at the next power cut
+// they would bring back what may have been removed by then. What is in them has labels that name the new number.
+func (p *powercut) dropLabels() error {
+	for num, at := range p.at {
+		if uint64(at) == num {
+			continue
+		}
+		in, err := p.f.db.Inode(at)
+		if err != nil {
+			return err
+		}
+		if at != p.f.root.Ino {
+			p.f.labelDir(&in)
+		}
+		if err := p.f.cache.RemoveDirLabel(num); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // makeRoom takes away, or aside, what has a name that a directory has by its label.
 func (p *powercut) makeRoom(tx *meta.Tx, d, have *meta.Inode) error {
 	if have.Kind == meta.KindDir {

@@ -384,6 +384,9 @@ func (f *FS) landed(ctx context.Context, w *work, out publish.Outcome, a *Attr) 
 		f.retimed.forget(w.in.Stage)
 	}
 	f.after(&fx)
+	if !left && now.Kind == meta.KindDir {
+		f.labelDir(&now) // the origin has it
+	}
 	if !left && w.in.Stage != 0 && !adopted {
 		f.relabel(&now) // what it is to replace is what has landed
 		f.completeSoon(w.in.Ino)

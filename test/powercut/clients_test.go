@@ -164,8 +164,19 @@ func (w *teller) osync() error {
 	return err
 }
 
+// empty makes directories in which nothing is, one of which gets another name.
+func (w *teller) empty() error {
+	if err := errors.Join(os.MkdirAll(w.path("empty/a"), 0o755), os.Mkdir(w.path("empty/b"), 0o755), os.Rename(w.path("empty/b"), w.path("empty/c")),
+		os.Mkdir(w.path("removed"), 0o755), os.Remove(w.path("removed")), syncDir(w.path("empty")), syncDir(w.dir)); err != nil {
+		return err
+	}
+	w.d.Ack("dir empty/a")
+	w.d.Ack("dir empty/c")
+	return nil
+}
+
 func (w *teller) clients() error {
-	for _, f := range []func() error{w.torch, w.orbax, w.staging, w.deepspeed, w.swap, w.unsynced, w.osync} {
+	for _, f := range []func() error{w.empty, w.torch, w.orbax, w.staging, w.deepspeed, w.swap, w.unsynced, w.osync} {
 		if err := f(); err != nil {
 			return err
 		}

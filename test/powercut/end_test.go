@@ -93,7 +93,7 @@ func TestUnmountKeepsAll(t *testing.T) {
 // before the first is lost.
 func TestSecondCut(t *testing.T) {
 	Both(t, func(t *testing.T, fs FS) {
-		m := newMachineSize(t, fs, 2<<30)
+		m := newMachineSize(t, fs, 1<<30)
 		away := m.away()
 		x, err := m.start(m.d.Dir(), 1)
 		if err != nil {
@@ -106,7 +106,7 @@ func TestSecondCut(t *testing.T) {
 		}
 		r := rand.New(rand.NewPCG(40, 1))
 		all := m.d.AtAcks("fact")
-		firsts := append(chosen(all[len(all)/3:], Number(t, 1, 5)), record.Cut{At: m.d.Position(), How: record.Subset, Seed: 3})
+		firsts := append(chosen(all[len(all)/2:], Number(t, 1, 5)), record.Cut{At: m.d.Position(), How: record.Subset, Seed: 3})
 		for n, c := range firsts {
 			a, err := m.d.At(c)
 			if err != nil {
@@ -132,7 +132,7 @@ func TestSecondCut(t *testing.T) {
 				t.Fatal(err)
 			}
 			away.Remove()
-			cuts := slices.DeleteFunc(second.d.Cuts(Number(t, 6, 20), uint64(50+n)), func(c record.Cut) bool { return c.At < began })
+			cuts := slices.DeleteFunc(second.d.Cuts(Number(t, 3, 20), uint64(50+n)), func(c record.Cut) bool { return c.At < began })
 			cuts = append(cuts, record.Cut{At: second.d.Position(), How: record.None})
 			second.d.Check(cuts, func(b *After) error {
 				if err := m.emptyBucket(); err != nil {
@@ -145,5 +145,52 @@ func TestSecondCut(t *testing.T) {
 			})
 			away = m.away()
 		}
+	})
+}
+
+// A directory that was found again by its label, because the index was lost, does not come back when it is removed
+// and the index is lost once more.
+func TestRemovedDirectoryStaysSo(t *testing.T) {
+	m := newMachine(t, Ext4)
+	away := m.away()
+	x, err := m.start(m.d.Dir(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := teller{m.d, x.Dir}
+	err = errors.Join(os.Mkdir(w.path("d"), 0o755), os.Mkdir(w.path("d/e"), 0o755), w.write("d/f", 1), syncDir(w.path("d")))
+	if err = errors.Join(err, x.kill()); err != nil {
+		t.Fatalf("%v\nleatfs said:\n%s", err, x.log)
+	}
+	away.Remove()
+	m.d.Check([]record.Cut{{At: m.d.Position(), How: record.None}}, func(a *After) error {
+		for boot := 2; boot <= 3; boot++ {
+			if err := os.RemoveAll(filepath.Join(a.Dir, "cache/index")); err != nil {
+				return err
+			}
+			x, err := m.start(a.Dir, boot)
+			if err != nil {
+				return err
+			}
+			_, err = m.sync(x)
+			if boot == 2 {
+				if _, serr := os.Stat(x.Dir + "/d/e"); serr != nil {
+					err = errors.Join(err, fmt.Errorf("found again by its label: %w", serr))
+				}
+				err = errors.Join(err, os.RemoveAll(x.Dir+"/d"))
+				_, serr := m.sync(x)
+				err = errors.Join(err, serr)
+			} else if _, serr := os.Stat(x.Dir + "/d"); !errors.Is(serr, os.ErrNotExist) {
+				err = errors.Join(err, fmt.Errorf("it was removed, and is there again: %v", serr))
+			}
+			if err = errors.Join(err, x.kill()); err != nil {
+				return fmt.Errorf("boot %d: %w\nleatfs said:\n%s", boot, err, x.log)
+			}
+		}
+		b, err := m.bucketNow()
+		if err == nil && len(b) > 0 {
+			err = fmt.Errorf("in the bucket: %v", b)
+		}
+		return err
 	})
 }

@@ -25,6 +25,7 @@ import (
 //	may NAME=I...     content(I) may be at each NAME from now on
 //	fact ID NAME=I... it is so at one of the names, or more; replaces what the fact ID was before; without names: nothing is so any more
 //	after A=I B=J     who finds content(I) at A in the bucket finds content(J) at B
+//	dir NAME          there is a directory
 //	gone NAME...      nothing is at these names from now on
 //
 // Whatever else is at a name in the bucket was never there as a whole, which must not be.
@@ -132,6 +133,7 @@ type facts struct {
 	may   map[string][]int
 	after [][2]at
 	gone  map[string]bool
+	dirs  []string
 }
 
 func told(acked []string) (f facts, err error) {
@@ -148,6 +150,8 @@ func told(acked []string) (f facts, err error) {
 			}
 		case len(w) > 1 && w[0] == "fact":
 			f.must[w[1]], err = parseAts(w[2:])
+		case len(w) == 2 && w[0] == "dir":
+			f.dirs = append(f.dirs, w[1])
 		case len(w) > 1 && w[0] == "gone":
 			for _, name := range w[1:] {
 				f.gone[name] = true
@@ -263,6 +267,11 @@ func (m *machine) checkFacts(dir string, acked []string, boot int, more func(s *
 	if err := f.missing(func(name string) ([]byte, error) { return os.ReadFile(filepath.Join(x.Dir, name)) }); err != nil {
 		return fmt.Errorf("in the mount: %w", err)
 	}
+	for _, name := range f.dirs {
+		if st, err := os.Stat(filepath.Join(x.Dir, name)); err != nil || !st.IsDir() {
+			return fmt.Errorf("there was a directory %s: %w", name, err)
+		}
+	}
 	s := settled{x: x, facts: f}
 	if s.held, err = m.sync(x); err != nil {
 		return err
@@ -277,6 +286,11 @@ func (m *machine) checkFacts(dir string, acked []string, boot int, more func(s *
 		return nil, os.ErrNotExist
 	}); err != nil {
 		return fmt.Errorf("in the bucket: %w", err)
+	}
+	for _, name := range f.dirs {
+		if _, ok := s.bucket[name+"/"]; !ok {
+			return fmt.Errorf("the directory %s is not in the bucket", name)
+		}
 	}
 	m.t.Logf("%d facts hold; %d objects, %d files held", len(f.must), len(s.bucket), len(s.held))
 	if err := errors.Join(f.half(s.bucket), f.tooEarly(s.bucket, m.proxy.Requests())); err != nil || more == nil {

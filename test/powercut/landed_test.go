@@ -117,6 +117,7 @@ func (l *landing) work(w *teller) error {
 				return err
 			}
 			w.may(10+i, name)
+			w.fact(name+".tmp", 10+i, name+".tmp", name)
 			w.say("fact "+name, at{name, i}, at{name, 10 + i})
 			if err := os.Rename(w.path(name+".tmp"), w.path(name)); err != nil {
 				return err
