@@ -132,7 +132,7 @@ func (f *FS) rebase(w *work, etag string) error {
 	err := f.db.Do(func(tx *meta.Tx) error {
 		fx.reset()
 		if etag == "" {
-			if err := absent(tx.ClearTomb(w.key)); err != nil {
+			if err := f.fill(tx, w.key, ""); err != nil {
 				return err
 			}
 		} else {

@@ -61,6 +61,8 @@ type Options struct {
 	ReuseParts bool
 	// Scratch is a directory for temporary files of package publish.
 	Scratch string
+	// Doubt is how long after the death of a process requests of it may still be carried out.
+	Doubt time.Duration
 	// SmallObject is the size in bytes up to which a file is fetched whole at open.
 	SmallObject int64
 	// ListParallel is how many LIST requests one directory may have in flight.
@@ -83,6 +85,7 @@ func Defaults() Options {
 		ListParallel: 16,
 		// Smaller ones are here in less than a second, and then written by the kernel itself.
 		OverlayMin: 32 << 20,
+		Doubt:      defaultDoubt,
 	}
 }
 
@@ -117,6 +120,10 @@ type FS struct {
 	began  int64 // when the mount began, nanoseconds since 1970
 	// firstNew is the largest number that a staging file had when this process began.
 	firstNew uint64
+	// firstSeq is greater than what earlier processes have numbered, and until doubtUntil their
+	// requests may still be carried out, see doubt.go.
+	firstSeq   uint64
+	doubtUntil time.Time
 
 	ctx    context.Context // done at Close; background work runs under it
 	cancel context.CancelFunc

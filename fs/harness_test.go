@@ -92,6 +92,7 @@ type fatal interface {
 
 func newRig(tb testing.TB, dir string, pass bool) *rig {
 	r := &rig{tb: tb, dir: dir, store: memstore.New(), opt: Defaults()}
+	r.opt.Doubt = 0 // what a takeover leaves under way is over when it returns, unless a test says otherwise
 	r.opt.Now = func() time.Time { return time.Unix(1e9, r.clock.Add(int64(time.Millisecond))) }
 	if pass {
 		r.kernel = &kernel{files: make(map[int32]*os.File)}

@@ -301,6 +301,9 @@ func (f *FS) enqueueTomb(key string) {
 	it := publish.Item{ID: f.tombID(key), Key: key, Seq: t.Seq, Delete: true, Tries: t.Tries, Error: t.Error,
 		After: uint64(t.Needed),
 		Run:   func(ctx context.Context, order func(context.Context) error) error { return f.bury(ctx, key, order) }}
+	if f.mayBury(&t) != nil {
+		it.NotBefore = f.doubtUntil
+	}
 	f.publisher.queue.Add(it)
 }
 

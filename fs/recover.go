@@ -35,6 +35,7 @@ func (f *FS) recover() error {
 	if err != nil {
 		return err
 	}
+	f.beginDoubt(len(dirty) > 0 || f.db.TombCount() > 0)
 	if !bytes.Equal(last, boot) {
 		if err := f.afterCut(dirty); err != nil {
 			return fmt.Errorf("files that were written and not published: %w", err)

@@ -275,8 +275,13 @@ func (f *FS) strayed(tx *meta.Tx, in *meta.Inode, key string, fx *effects) error
 // tombOf returns the tomb of a key that is still open, or a new one.
 func (f *FS) tombOf(tx *meta.Tx, key string) (meta.Tomb, error) {
 	t, err := tx.Tomb(key)
-	if err != nil || t.Done != 0 {
+	switch {
+	case err != nil:
 		return meta.Tomb{Key: key}, absent(err)
+	case t.Done != 0 && f.inDoubt():
+		return meta.Tomb{Key: key, Token: t.Token}, nil
+	case t.Done != 0:
+		return meta.Tomb{Key: key}, nil
 	}
 	return t, nil
 }

@@ -37,6 +37,9 @@ func (f *FS) bury(ctx context.Context, key string, order func(context.Context) e
 	if t.Needed != 0 {
 		return fmt.Errorf("%w: %q is still to be copied", errLater, key)
 	}
+	if err := f.mayBury(&t); err != nil {
+		return err
+	}
 	if follows, err := f.followed(key); err != nil || follows {
 		return err
 	}

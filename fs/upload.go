@@ -43,6 +43,9 @@ func (f *FS) look(ino meta.Ino) (w work, ok bool, err error) {
 		}
 		w.key = naturalKey(&w.dir, &w.in)
 		t, err := tx.Tomb(w.key)
+		if later := f.mayPut(&t); err == nil && later != nil {
+			return later
+		}
 		switch {
 		case err == nil && t.Done == 0 && t.ETag != noObject:
 			w.base = t.ETag
@@ -316,7 +319,7 @@ func (f *FS) landed(ctx context.Context, w *work, out publish.Outcome, a *Attr) 
 			left = true
 			return f.strand(tx, w, &d, &now, version, &fx)
 		}
-		if err := absent(tx.ClearTomb(w.key)); err != nil {
+		if err := f.fill(tx, w.key, d.Token); err != nil {
 			return err
 		}
 		if w.in.Object.ETag != "" && objectKey(&w.in, w.key) != w.key {

@@ -36,6 +36,8 @@ type origin struct {
 	gate   chan struct{}             // not nil: requests wait until it is closed; by mu
 	late   bool                      // who gave up waiting at the gate is served all the same; by mu
 	away   bool                      // no request gets there; by mu
+	stray  bool                      // who gave up waiting at the gate is served when land is called; by mu
+	strays []func()                  // by mu
 	seen   []string                  // requests that were carried out, "PUT key"; by mu
 	held   chan string               // told, if there is room, of each request that comes to the gate
 }
@@ -67,6 +69,9 @@ func (o *origin) do(ctx context.Context, op objstore.Op, call func(context.Conte
 		case <-gate:
 		case <-ctx.Done():
 			o.mu.Lock()
+			if o.stray {
+				o.strays = append(o.strays, func() { _ = o.call(context.Background(), op, call) })
+			}
 			late := o.late && op.Name != "CREATE MULTIPART"
 			o.mu.Unlock()
 			if late {
@@ -123,6 +128,18 @@ func (o *origin) fates(decide func(op objstore.Op) fate) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.decide = decide
+}
+
+// land carries out what a process had under way that is dead by now, and tells how much that was.
+func (o *origin) land() int {
+	o.mu.Lock()
+	strays := o.strays
+	o.strays = nil
+	o.mu.Unlock()
+	for _, s := range strays {
+		s()
+	}
+	return len(strays)
 }
 
 // leave says whether the origin is away.

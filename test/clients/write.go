@@ -69,7 +69,8 @@ type writeConfig struct {
 //	save    the client writes into a mount with an empty cache
 //	load    it reads it all back and compares it with the sums it noted, on the same mount
 //	bucket  every file is an object with the same bytes, by a plain S3 client; nothing else is
-//	        in the bucket, and no multipart upload is unfinished
+//	        in the bucket, and no multipart upload is unfinished (but one for each kill: it may come
+//	        while an upload is made, whose id is lost then)
 //	fresh   the same load on a new mount with an empty cache, and the tree is the same
 //
 // and once more from the beginning in another bucket, with the worker of the mount killed while
@@ -140,6 +141,9 @@ func runWrite(ctx context.Context, args []string) error {
 			return errors.Join(errors.New("interrupted"), os.RemoveAll(work))
 		}
 		t.row(w.name, r.cells)
+		for _, n := range r.notes {
+			fmt.Printf("      note: %s\n", n)
+		}
 		for _, err := range errs {
 			fmt.Printf("      %v\n", strings.ReplaceAll(err.Error(), "\n", "\n      "))
 		}

@@ -21,6 +21,8 @@ type writeRunner struct {
 	layers []string // directories for PYTHONPATH
 
 	cells map[string]string // phase: how long it took, or that it failed
+	kills int               // of the worker, in the round that is under way
+	notes []string          // what is no failure, and not as it should be
 }
 
 // run returns what failed. A failed phase ends the round that it belongs to, not the other.
@@ -69,6 +71,7 @@ func (r *writeRunner) saveLoad(ctx context.Context, root string) error {
 // round is all phases in a bucket of its own. save writes into the mount and loads again; it
 // returns the directories below the mount in which the client worked.
 func (r *writeRunner) round(ctx context.Context, prefix string, save func(context.Context, *mountpoint.Mount) ([]string, error)) error {
+	r.kills = 0
 	bucket := "write-" + prefix + r.name
 	if err := r.server.CreateBucket(ctx, bucket); err != nil {
 		return err
@@ -79,10 +82,13 @@ func (r *writeRunner) round(ctx context.Context, prefix string, save func(contex
 		if dirs, err = save(ctx, m); err != nil {
 			return err
 		}
-		return r.step(prefix+"bucket", func() error {
+		if err := r.step(prefix+"bucket", func() error {
 			want, err = r.settled(ctx, bucket, m.Dir)
 			return err
-		})
+		}); err != nil || prefix != "" {
+			return err
+		}
+		return r.requests(ctx, m, want)
 	})
 	_ = os.RemoveAll(filepath.Join(r.work, prefix+"cache"))
 	if err != nil {
@@ -102,6 +108,26 @@ func (r *writeRunner) round(ctx context.Context, prefix string, save func(contex
 			return err
 		})
 	})
+}
+
+// requests notes how many requests it took to bring everything into the bucket, and how many files that is.
+func (r *writeRunner) requests(ctx context.Context, m *mountpoint.Mount, have tree) error {
+	s, err := m.Status(ctx)
+	if err != nil {
+		return err
+	}
+	var n int64
+	for _, k := range s.Origin.Requests {
+		n += k
+	}
+	files := 0
+	for _, what := range have {
+		if what != "dir" {
+			files++
+		}
+	}
+	r.cells[requestsColumn] = fmt.Sprintf("%d/%d", n, files)
+	return nil
 }
 
 // A save is done again, elsewhere in the mount, until the worker was killed often enough under it.
@@ -132,6 +158,7 @@ func (r *writeRunner) killedSaveLoad(ctx context.Context, m *mountpoint.Mount) (
 				return r.script(ctx, filepath.Join(m.Dir, d), "save", side, true)
 			})
 			kills += n
+			r.kills = kills
 			if err != nil {
 				return fmt.Errorf("with %d kills of the worker: %w", n, err)
 			}

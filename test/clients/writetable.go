@@ -35,7 +35,11 @@ func (t *table) row(name string, cells map[string]string) {
 	fmt.Fprintln(t.w)
 }
 
-// phaseNames are the phases in their order.
+// requestsColumn is the requests to the bucket of the round without kills, and the files, links and empty
+// directories that are there then.
+const requestsColumn = "requests/files"
+
+// phaseNames are the phases in their order, and what else there is of a client.
 func (c *writeConfig) phaseNames() []string {
 	once := []string{"save", "load"}
 	if c.plain != "" {
@@ -48,7 +52,7 @@ func (c *writeConfig) phaseNames() []string {
 			all = append(all[:len(all):len(all)], "killed-"+p)
 		}
 	}
-	return all
+	return append(all, requestsColumn)
 }
 
 // quoted lists some of many.

@@ -1,0 +1,107 @@
+package fs
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"testing"
+	"time"
+
+	"github.com/leatfs/leatfs/objstore"
+)
+
+// unconditional is a store that deletes whatever is there.
+type unconditional struct{ objstore.Store }
+
+func (s unconditional) Caps() objstore.Caps {
+	c := s.Store.Caps()
+	c.DeleteIfMatch = false
+	return c
+}
+
+// sent is a store to which a request, once it is made, has been sent with all its content.
+type sent struct{ objstore.Store }
+
+func (s sent) Put(ctx context.Context, key string, src objstore.Source, opt objstore.PutOptions) (objstore.Object, error) {
+	b := make([]byte, src.Size())
+	if _, err := src.ReadAt(b, 0); err != nil && !errors.Is(err, io.EOF) {
+		return objstore.Object{}, err
+	}
+	return s.Store.Put(ctx, key, bytes.NewReader(b), opt)
+}
+
+// TestStrayRequests: a request of a process that was killed is carried out when the process after it has
+// looked already what became of it, and gone on.
+func TestStrayRequests(t *testing.T) {
+	for _, c := range []struct {
+		name        string
+		before      []string // the request of the last of them is under way
+		request     string
+		after       []string
+		want        map[string]string
+		conditional bool
+	}{
+		{"removed", []string{"put a 1"}, "PUT a", []string{"rm a"}, map[string]string{}, true},
+		{"removed and made again", []string{"put a 1"}, "PUT a", []string{"rm a", "put a 2"}, map[string]string{"a": "2"}, true},
+		{"changed and removed", []string{"put a 1"}, "PUT a", []string{"append a 2", "settle", "rm a"}, map[string]string{}, true},
+		{"made again, removed and made again", []string{"put a 1"}, "PUT a", []string{"rm a", "put a 2", "settle", "rm a", "put a 3"}, map[string]string{"a": "3"}, true},
+		{"renamed", []string{"put a 1"}, "PUT a", []string{"mv a b"}, map[string]string{"b": "1"}, true},
+		{"replaced", []string{"put a 1", "drain", "append a 2"}, "PUT a", []string{"append a 3"}, map[string]string{"a": "123"}, true},
+		{"deleted and made again", []string{"put a 1", "drain", "rm a"}, "DELETE a", []string{"put a 2"}, map[string]string{"a": "2"}, true},
+		{"deleted and made again, without conditions", []string{"put a 1", "drain", "rm a"}, "DELETE a", []string{"put a 2"}, map[string]string{"a": "2"}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p, o := newStray(t, c.conditional)
+			last := len(c.before) - 1
+			p.steps(t, c.before[:last]...)
+			o.shut()
+			p.steps(t, c.before[last])
+			p.hasten(t)
+			o.waitHeld(t, c.request)
+			p.takeOver(t)
+			o.mu.Lock()
+			o.stray = false
+			o.mu.Unlock()
+			o.open()
+			settle := func() { // as long as what was under way may take
+				for range 20 {
+					p.hasten(t)
+					time.Sleep(5 * time.Millisecond)
+				}
+			}
+			for _, step := range c.after {
+				if step == "settle" {
+					settle()
+				} else {
+					p.steps(t, step)
+				}
+			}
+			settle()
+			if !p.fs.inDoubt() {
+				t.Skip("this machine is too slow: what was under way would have ended by now")
+			}
+			if o.land() == 0 {
+				t.Fatal("nothing was under way")
+			}
+			p.wantBucket(t, c.want)
+			p.wantShown(t, c.want)
+		})
+	}
+}
+
+func newStray(t *testing.T, conditional bool) (*program, *origin) {
+	o := newOrigin()
+	o.stray = true
+	r := newRig(t, t.TempDir(), true)
+	r.opt.Doubt = 2 * time.Second
+	r.wrap = func(s objstore.Store) objstore.Store {
+		if !conditional {
+			s = unconditional{s}
+		}
+		return sent{o.wrap(s)}
+	}
+	r.start(t)
+	t.Cleanup(func() { o.open(); r.stop(t) })
+	return newProgram(r), o
+}
