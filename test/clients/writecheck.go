@@ -175,11 +175,18 @@ func (r *writeRunner) compareBucket(ctx context.Context, bucket string, want tre
 	if err != nil {
 		return fmt.Errorf("list the uploads of %s: %w", bucket, err)
 	}
+	empty := true
 	for _, up := range u.Uploads {
 		uploads = append(uploads, *up.Key)
+		parts, err := client.ListParts(ctx, &s3.ListPartsInput{Bucket: &bucket, Key: up.Key, UploadId: up.UploadId})
+		if err != nil {
+			return fmt.Errorf("list the parts of an upload of %s: %w", *up.Key, err)
+		}
+		empty = empty && len(parts.Parts) == 0
 	}
-	if len(uploads) > 0 && len(uploads) <= r.kills {
-		// A kill while an upload is made loses its id (docs/OPERATIONS.md, "Unfinished uploads").
+	if len(uploads) > 0 && len(uploads) <= r.kills && empty {
+		// A kill while an upload is made loses its id before any part is sent (docs/OPERATIONS.md,
+		// "Unfinished uploads").
 		r.notes = append(r.notes, fmt.Sprintf("%d kills have left unfinished uploads behind: %s", r.kills, quoted(uploads)))
 		uploads = nil
 	}
