@@ -104,6 +104,9 @@ type Batch struct {
 	Delete []ID
 	// Vars are small named values of the cache (clock, bytes per directory, epochs).
 	Vars map[string][]byte
+	// Needed: also where the index takes little more because its disk is full. It is
+	// about what is being published, or opens the cache. Deleting is needed always.
+	Needed bool
 }
 
 // ExtentKey places an Extent: it covers blocks [N*ExtentBlocks, (N+1)*ExtentBlocks).

@@ -199,6 +199,7 @@ func (l *ledger) flush() {
 	if len(b.Delete) > 0 { // first, and alone: a new file of the same identity may follow
 		apply()
 	}
+	deleted := err == nil // an index on a full disk takes this, and perhaps nothing else
 	written := make([]*Object, 0, len(dirty))
 	for o := range dirty {
 		if err == nil && (len(b.Extents) >= batchExtents || len(inBatch) >= batchObjects) {
@@ -224,7 +225,7 @@ func (l *ledger) flush() {
 	}
 	l.mu.Lock()
 	l.written, l.err = gen, err
-	if err != nil {
+	if !deleted {
 		for id, fns := range dying {
 			l.deletes[id] = append(l.deletes[id], fns...)
 		}
@@ -233,7 +234,7 @@ func (l *ledger) flush() {
 	close(l.ended)
 	l.ended = make(chan struct{})
 	l.mu.Unlock()
-	if err == nil {
+	if deleted {
 		for _, fns := range dying {
 			for _, fn := range fns {
 				fn()

@@ -78,7 +78,7 @@ func (c *Cache) restore() error {
 	for k, v := range c.vars() {
 		vars[k] = v
 	}
-	if err := ix.Apply(Batch{Vars: vars}); err != nil {
+	if err := ix.Apply(Batch{Vars: vars, Needed: true}); err != nil {
 		return fmt.Errorf("the index cannot be written: %w", err)
 	}
 	return nil

@@ -195,7 +195,7 @@ func (a *adoption) forgetStale() error {
 	o.mu.Unlock()
 	gone := make(chan struct{})
 	c.ledger.remove(a.id, func() { close(gone) })
-	if err := c.ledger.sync(c.ctx); err != nil {
+	if err := c.ledger.sync(c.ctx); err != nil && c.ledger.deleted(a.id) {
 		return fmt.Errorf("the index cannot be written: %w", err)
 	}
 	<-gone
@@ -210,7 +210,7 @@ func (a *adoption) batch(blocks []uint64) (b Batch, err error) {
 		if len(xs) == 0 {
 			return nil
 		}
-		err := c.cfg.Index.Apply(Batch{Extents: xs})
+		err := c.cfg.Index.Apply(Batch{Extents: xs, Needed: true})
 		a.early, xs = true, nil
 		return err
 	}

@@ -40,7 +40,7 @@ func (f *FS) recover() error {
 		if err := f.afterCut(dirty); err != nil {
 			return fmt.Errorf("files that were written and not published: %w", err)
 		}
-		if err := f.db.Apply(cache.Batch{Vars: map[string][]byte{varBoot: boot}}); err != nil {
+		if err := f.db.Apply(cache.Batch{Vars: map[string][]byte{varBoot: boot}, Needed: true}); err != nil {
 			return err
 		}
 	}

@@ -127,7 +127,7 @@ func (db *DB) Apply(b cache.Batch) error {
 		defer db.applyMu.RUnlock()
 	}
 	update := db.update
-	if len(b.Delete) > 0 {
+	if b.Needed || len(b.Delete) > 0 {
 		update = db.updateSmall
 	}
 	if err := update(func(tx *badger.Txn) error { return putBatch(tx, &b) }); err != nil {

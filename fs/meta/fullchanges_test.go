@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/leatfs/leatfs/cache"
 )
 
 // TestFullDiskChanges: on a disk that another writer has filled, and fills again as soon as there is a free block,
@@ -143,6 +145,14 @@ func childSqueeze(args []string) error {
 	} else if full {
 		if err := s.add(1 << 30); !errors.Is(err, ErrNoSpace) {
 			return fmt.Errorf("a new file on a full disk: %w", err)
+		}
+		b := cache.Batch{Vars: map[string][]byte{"x": nil}}
+		if err := db.Apply(b); !errors.Is(err, ErrNoSpace) {
+			return fmt.Errorf("a batch of the cache on a full disk: %w", err)
+		}
+		b.Needed = true
+		if err := errors.Join(db.Apply(b), db.Apply(cache.Batch{Delete: []cache.ID{1 << 30}})); err != nil {
+			return fmt.Errorf("a batch of the cache that is needed on a full disk: %w", err)
 		}
 	} else if err := s.add(1 << 30); err != nil {
 		return err

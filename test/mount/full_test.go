@@ -83,11 +83,12 @@ func TestFullDisk(t *testing.T) {
 		w.put("remote", remote)
 		w.put("cold", cold)
 		m := w.mount(flag, "--cache-dir", filepath.Join(disk, "cache"), "--cache-size", "200MiB")
-		m.expect = append(unpublishable(), "is full of data that is not in the bucket", "no space left", "too little space left")
+		m.expect = append(unpublishable(), "is full of data that is not in the bucket", "no space left", "too little space left", "worker")
 		m.same("remote", remote)
 		ok(t, "stat", statNamed(m.path("cold"), int64(len(cold))))
-		w.refuseWrites()
+		back := w.refuseWrites()
 
+		var removed []string
 		small := make(map[string][]byte)
 		ok(t, "mkdir", os.Mkdir(m.path("d"), 0o755))
 		for i := range 30 {
@@ -113,22 +114,106 @@ func TestFullDisk(t *testing.T) {
 		}
 		full := func(when string) {
 			t.Helper()
-			f, err := os.OpenFile(m.path("large"), os.O_WRONLY|os.O_APPEND, 0)
-			for n := 0; err == nil && len(large) < mib<<20; large = append(large, random(5, 1<<20)[:n]...) {
-				n, err = f.Write(random(5, 1<<20))
-			}
-			if f != nil {
-				err = errors.Join(err, f.Close())
-			}
-			if !errors.Is(err, syscall.ENOSPC) {
-				t.Errorf("%s: a write to the full disk: %v, want ENOSPC", when, err)
+			fillAgain(t, m.path("large"), &large)
+			if t.Failed() {
+				t.Fatal(when)
 			}
 		}
 		whole("full")
 		full("full")
 		m.same("cold", cold) // of which nothing is here
-		m.kill()             // what is on the full disk is for the next mount: see TestFullDiskAgain
+
+		// What has a name can have another, and can be removed.
+		change := func(when string, i int) {
+			t.Helper()
+			from, to, gone := fmt.Sprintf("d/f%02d", i), fmt.Sprintf("d/g%02d", i), fmt.Sprintf("d/f%02d", i+1)
+			ok(t, when+": rename", os.Rename(m.path(from), m.path(to)))
+			small[to] = small[from]
+			delete(small, from)
+			ok(t, when+": stat", statNamed(m.path(to), int64(len(small[to]))))
+			ok(t, when+": remove", os.Remove(m.path(gone)))
+			delete(small, gone)
+			removed = append(removed, gone, from)
+			fillAgain(t, m.path("large"), &large)
+		}
+		change("full", 10)
+		for i := range 3 {
+			pid := m.status().WorkerPID
+			ok(t, "kill the worker", syscall.Kill(pid, syscall.SIGKILL))
+			m.eventually("another worker serves", func() error {
+				if s := m.status(); s.WorkerPID == pid || s.WorkerPID == 0 {
+					return errors.New("it is the old one")
+				}
+				return nil
+			})
+			when := fmt.Sprintf("after the worker was killed, %d", i)
+			whole(when)
+			full(when)
+			change(when, 12+2*i)
+		}
+		whole("changed")
+
+		m.kill()
+		m.start()
+		whole("after a new mount")
+		full("after a new mount")
+		change("after a new mount", 18)
+
+		// Removing makes room.
+		ok(t, "remove", os.Remove(m.path("large")))
+		m.eventually("the space is there again", func() error {
+			if n := freeOf(t, disk); n < int64(len(large))/4 {
+				return fmt.Errorf("%d bytes free", n)
+			}
+			return nil
+		})
+		large = random(7, 20<<20)
+		m.eventually("the disk takes files again", func() error { return os.WriteFile(m.path("large"), large, 0o644) })
+		whole("after removing")
+
+		// The disk is full once more when the origin takes all.
+		more, _ := fillDisk(t, m.path("more"), (mib+64)<<20)
+		back()
+		m.ends(0, "retry", m.dir)
+		m.ends(0, "sync", m.dir)
+		for name, want := range small {
+			m.published(name, want)
+		}
+		m.published("large", large)
+		m.published("more", more)
+		for _, name := range removed {
+			if _, err := w.object(name); err == nil {
+				t.Errorf("%s, which has gone, is in the bucket", name)
+			}
+		}
+		if n := m.writes(); n.total() != 0 || n.Conflicts != 0 {
+			t.Errorf("status after sync: %+v", n)
+		}
+		again := random(8, 40<<20) // what is published gives way
+		m.eventually("the disk takes what replaces published files", func() error { return os.WriteFile(m.path("again"), again, 0o644) })
+		m.same("again", again)
+		m.same("more", more)
+		m.ends(0, "sync", m.dir)
+		m.published("again", again)
 	})
+}
+
+// fillAgain appends to a file until the disk has no room.
+func fillAgain(t *testing.T, path string, have *[]byte) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
+	for i := uint64(0); err == nil; i++ {
+		b := random(5+i, 256<<10)
+		var n int
+		n, err = f.Write(b)
+		*have = append(*have, b[:n]...)
+	}
+	if f != nil {
+		err = errors.Join(err, f.Close())
+	}
+	if !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("a write to the full disk: %v, want ENOSPC", err)
+	}
 }
 
 func statNamed(path string, size int64) error {
