@@ -196,3 +196,34 @@ func TestBallast(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestIndexOnAFullDisk: an index that takes nothing but what makes room, or is needed, is enough to
+// evict objects, to write to them, and to publish what was written.
+func TestIndexOnAFullDisk(t *testing.T) {
+	e := newEnv(t, 256<<20, 64)
+	data, ident := e.store.put("a", 3<<20)
+	more, other := e.store.put("b", 9<<20)
+	o := e.object(ident)
+	if err := o.Fetch(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	p := e.object(other)
+	defer p.Release()
+	e.index.Full(errTest)
+	e.wantRead(p, more, 0, 1<<20) // of which nothing can be noted
+	id, err := e.TakeStage(o, 0, label("a"))
+	if err != nil {
+		t.Fatalf("an object becomes a staging file: %v", err)
+	}
+	o.Release()
+	f, err := e.OpenStage(id, unix.O_RDONLY)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	got := make([]byte, len(data))
+	if _, err := f.ReadAt(got, 0); err != nil || !bytes.Equal(got, data) {
+		t.Error("the staging file is not the object", err)
+	}
+	e.index.Full(nil)
+}

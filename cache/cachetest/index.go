@@ -21,6 +21,7 @@ type Index struct {
 	vars    map[string][]byte
 	frozen  bool
 	fail    error
+	full    error
 	batches int
 }
 
@@ -39,6 +40,10 @@ func (x *Index) Thaw() { x.set(func() { x.frozen = false }) }
 
 // Fail makes Apply fail with err until it is called with nil.
 func (x *Index) Fail(err error) { x.set(func() { x.fail = err }) }
+
+// Full makes Apply do only what an index does on a full disk, and fail with err otherwise, until it
+// is called with nil.
+func (x *Index) Full(err error) { x.set(func() { x.full = err }) }
 
 // Batches is how many batches were applied.
 func (x *Index) Batches() (n int) { x.set(func() { n = x.batches }); return n }
@@ -116,6 +121,9 @@ func (x *Index) Apply(b cache.Batch) error {
 	defer x.mu.Unlock()
 	if x.fail != nil {
 		return x.fail
+	}
+	if x.full != nil && !b.Needed && len(b.Delete) == 0 {
+		return x.full
 	}
 	if x.frozen {
 		return nil
