@@ -117,9 +117,7 @@ func (f *FS) conflict(ctx context.Context, w *work, c *publish.Conflict) error {
 	if err != nil {
 		return err
 	}
-	f.publisher.mu.Lock()
-	f.publisher.conflict++
-	f.publisher.mu.Unlock()
+	f.countConflict()
 	f.log.Error("somebody else has changed the object under this name; theirs keeps it, ours is kept beside it",
 		"path", f.path(w.dir.Ino, w.in.Name), "ours", f.path(w.dir.Ino, name), "etag", have.ETag)
 	f.after(&fx)

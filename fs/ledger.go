@@ -56,7 +56,7 @@ type Ledger struct {
 	// Unlinked files are still open, or were until a moment ago; their UnlinkedBytes go with the last close.
 	Unlinked      int       `json:"unlinked"`
 	UnlinkedBytes int64     `json:"unlinked_bytes"`
-	Conflicts     int64     `json:"conflicts"`       // since this process began
+	Conflicts     int64     `json:"conflicts"`       // since the mount began
 	Oldest        time.Time `json:"oldest,omitzero"` // since when the oldest file waits; zero when none does
 	At            time.Time `json:"at"`              // when this was looked at
 	// Entries are the first of all, those first that somebody should look at.

@@ -227,6 +227,9 @@ func (t *openTable) handleGone(n NodeID, write bool) {
 	o := t.nodes[n]
 	if o == nil || o.handles == 0 {
 		t.mu.Unlock()
+		if last {
+			t.lastWriter(ino)
+		}
 		return
 	}
 	o.handles--

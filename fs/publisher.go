@@ -34,7 +34,7 @@ type publisher struct {
 	complete []meta.Ino             // to be looked at by the completer, oldest first; by mu
 	again    map[meta.Ino]time.Time // somebody writes still: to be looked at again then; by mu
 	wake     chan struct{}          // holds one when there is something to do
-	conflict int64                  // by mu: conflicts since the mount began
+	conflict int64                  // by mu: conflicts since the mount began, see countConflict
 	growing  map[meta.Ino]*growth   // files that are uploaded while they grow; by mu
 }
 
@@ -44,6 +44,7 @@ func (f *FS) startPublisher() error {
 	p.again = make(map[meta.Ino]time.Time)
 	p.wake = make(chan struct{}, 1)
 	p.growing = make(map[meta.Ino]*growth)
+	p.conflict = f.conflictsBefore()
 	p.pub = publish.New(f.store, publish.Options{PartSize: f.opt.PartSize, Parallel: f.opt.UploadParallel, Scratch: f.opt.Scratch, Reuse: f.opt.ReuseParts, Log: f.log})
 	p.queue = publish.NewQueue(publish.QueueOptions{Parallel: f.opt.PublishParallel, OnFail: f.publishFailed})
 	f.firstNew = uint64(f.cache.LargestStage())
@@ -300,7 +301,13 @@ func (f *FS) enqueueTomb(key string) {
 	}
 	it := publish.Item{ID: f.tombID(key), Key: key, Seq: t.Seq, Delete: true, Tries: t.Tries, Error: t.Error,
 		After: uint64(t.Needed),
-		Run:   func(ctx context.Context, order func(context.Context) error) error { return f.bury(ctx, key, order) }}
+		Run: func(ctx context.Context, order func(context.Context) error) error {
+			err := f.bury(ctx, key, order)
+			if err != nil && ctx.Err() == nil && f.ctx.Err() == nil && !errors.Is(err, errLater) {
+				f.buryFailed(key, err)
+			}
+			return err
+		}}
 	if f.mayBury(&t) != nil {
 		it.NotBefore = f.doubtUntil
 	}

@@ -88,6 +88,20 @@ func (f *FS) bury(ctx context.Context, key string, order func(context.Context) e
 	return err
 }
 
+// buryFailed notes a failure for the ledger, where the next process finds it.
+func (f *FS) buryFailed(key string, cause error) {
+	if err := f.db.Do(func(tx *meta.Tx) error {
+		t, err := tx.Tomb(key)
+		if err != nil || t.Done != 0 {
+			return absent(err)
+		}
+		t.Tries, t.Error = t.Tries+1, clip(cause.Error())
+		return tx.SetTomb(&t)
+	}); err != nil {
+		f.log.Debug("that a deletion failed is not remembered", "key", key, "err", err)
+	}
+}
+
 // followed tells whether something is to be published under a key.
 func (f *FS) followed(key string) (bool, error) {
 	below, ok := strings.CutPrefix(key, f.root.Prefix)

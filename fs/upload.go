@@ -486,12 +486,15 @@ func (f *FS) adopted(node NodeID, in *meta.Inode, commit func(bool)) {
 		}
 	}
 	if err != nil {
-		f.log.Warn("a file that was published stays as it is for those who have it open", "path", f.path(in.Parent, in.Name), "err", err)
+		// Its staging file is an object's by now: whoever needs it looks again at what it is.
+		f.log.Warn("a file that was published cannot be opened as an object; tried again when it is read", "path", f.path(in.Parent, in.Name), "err", err)
 		f.open.letGo(n)
-		f.open.drop(node)
-		return
+		n = &openNode{node: node, restored: true, backing: o.backing, ref: o.ref, file: o.file, pass: o.pass}
 	}
 	if f.open.replace(o, n) {
+		if err != nil {
+			f.open.drop(node) // at its last close
+		}
 		o.retire()
 	} else {
 		f.open.letGo(n)

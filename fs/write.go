@@ -123,7 +123,13 @@ func readAt(file *os.File, b []byte, off int64) (n int, err error) {
 // label comes to say so.
 func (f *FS) Flush(ctx context.Context, node NodeID, fh uint64) error {
 	o := f.open.get(node)
-	if o == nil || o.restored || o.stage == 0 {
+	if o != nil && o.restored {
+		var err error
+		if o, err = f.revive(ctx, node); err != nil {
+			return err
+		}
+	}
+	if o == nil || o.stage == 0 {
 		return nil
 	}
 	remote := f.policy(node).CloseRemote
