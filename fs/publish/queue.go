@@ -175,6 +175,7 @@ func (q *Queue) Add(it Item) {
 		q.insert(it, it.Seq)
 	case old.run != nil:
 		old.run.replaced, old.run.gone = &it, false
+		q.keepPlace(old.run)
 		old.run.stop()
 	default:
 		q.replace(old, it)
@@ -199,6 +200,7 @@ func (q *Queue) Cancel(ctx context.Context, id uint64) error {
 		return nil
 	}
 	r.replaced, r.gone = nil, true
+	q.keepPlace(r)
 	r.stop()
 	q.mu.Unlock()
 	select {
@@ -222,11 +224,10 @@ func (q *Queue) Rekey(id uint64, key string) {
 		it := e.Item
 		it.Key = key
 		q.replace(e, it)
-	case e.run.replaced != nil:
-		e.run.replaced.Key = key
 	default:
 		q.again(e)
 		e.run.replaced.Key = key
+		q.keepPlace(e.run)
 	}
 	q.dispatch()
 }

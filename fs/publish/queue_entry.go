@@ -36,6 +36,7 @@ type run struct {
 	ahead    bool            // counted in Queue.ahead
 	replaced *Item           // takes its place when it has returned
 	gone     bool            // leaves the queue when it has returned
+	place    *entry          // holds the place of replaced in the order until then, and is in nothing else; see Queue.keepPlace
 }
 
 func (e *entry) state() State {

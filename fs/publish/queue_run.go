@@ -145,6 +145,19 @@ func (q *Queue) again(e *entry) {
 	e.run.stop()
 }
 
+// keepPlace has what is to take the place of a running item hold up what comes after it from now on, not only when the
+// Run has returned: what was renamed with it, and is to be seen after it, could be published in between.
+func (q *Queue) keepPlace(r *run) {
+	if r.place != nil {
+		q.order.remove(r.place)
+		r.place = nil
+	}
+	if r.replaced != nil {
+		r.place = &entry{Item: *r.replaced}
+		q.order.insert(r.place)
+	}
+}
+
 // chain enters e among the entries of its key.
 func (q *Queue) chain(e *entry) {
 	first := q.keys[e.Key]
@@ -259,6 +272,9 @@ func (q *Queue) perform(e *entry, r *run) {
 	e.run = nil
 	q.active--
 	q.atCommit(r)
+	if r.place != nil {
+		q.order.remove(r.place)
+	}
 	switch {
 	case r.gone && r.replaced == nil:
 		q.leave(e)

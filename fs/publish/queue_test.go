@@ -329,3 +329,60 @@ func TestQueueRetry(t *testing.T) {
 		t.Errorf("%d ran", <-ran)
 	}
 }
+
+// TestQueueRenamedWhileRunning: what comes after an item that is renamed while it runs waits for it under its
+// new name, also before its Run has returned.
+func TestQueueRenamedWhileRunning(t *testing.T) {
+	for _, rekey := range []bool{false, true} {
+		q := NewQueue(QueueOptions{})
+		var c commits
+		release, began := make(chan struct{}), make(chan struct{})
+		data := Item{ID: 1, Key: "d/data.bin", Seq: 1, Run: func(ctx context.Context, order func(context.Context) error) error {
+			if err := order(ctx); err != nil {
+				return err
+			}
+			close(began)
+			<-release // a commit that cannot be called back
+			return nil
+		}}
+		q.Add(data)
+		q.Start()
+		<-began
+		if rekey {
+			q.Rekey(1, "e/data.bin")
+		}
+		data.Key, data.Seq = "e/data.bin", 3
+		data.Run = func(ctx context.Context, order func(context.Context) error) error {
+			if err := order(ctx); err != nil {
+				return err
+			}
+			c.add("e/data.bin")
+			return nil
+		}
+		q.Add(data)
+		q.Add(Item{ID: 2, Key: "e/.metadata", Seq: 4, Run: func(ctx context.Context, order func(context.Context) error) error {
+			if err := order(ctx); err != nil {
+				return err
+			}
+			c.add("e/.metadata")
+			return nil
+		}})
+		time.Sleep(20 * time.Millisecond)
+		close(release)
+		for _, id := range []uint64{1, 2} {
+			if err := q.Wait(context.Background(), id); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if want := []string{"e/data.bin", "e/.metadata"}; !slices.Equal(c.keys, want) {
+			t.Errorf("rekey %v: %q, want %q", rekey, c.keys, want)
+		}
+		// One that is taken out holds up nothing.
+		if err := q.Close(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		if len(q.order.dirs) != 0 {
+			t.Errorf("%d directories stay in the order", len(q.order.dirs))
+		}
+	}
+}
