@@ -132,7 +132,7 @@ test-powercut: deps tools ## the power is cut: what was synced is there afterwar
 	go test -race -short -count=1 -timeout 20m ./test/powercut/... $(ARGS)
 
 # Those that say most, with few cuts of each kind. They need loop devices, and fail where there are none.
-POWERCUT_QUICK := ^(TestNothingIsLeft|TestFsyncIsAFlush|TestStages|TestIndex|TestClientsPowerCut|TestUnmountKeepsAll|TestCutAfterPublication|TestCutWhileUploading|TestSecondCut)$$
+POWERCUT_QUICK := ^(TestNothingIsLeft|TestFsyncIsAFlush|TestStages|TestIndex|TestClientsPowerCut|TestUnmountKeepsAll|TestCutAfterPublication|TestCutWhileUploading)$$
 
 test-powercut-quick: deps tools ## a part of test-powercut, in a minute or two (root)
 	@echo "test: power cuts, the quick part"

@@ -21,7 +21,7 @@ var (
 	leatfs     string // the binary as it is released
 	leatfsRace string // with the race detector
 
-	fsxOps  = flag.Int("fsx-ops", 20_000, "operations of fsx for each way of serving")
+	fsxOps  = flag.Int("fsx-ops", 40_000, "operations of fsx for each way of serving")
 	fsxSeed = flag.Uint64("fsx-seed", 0, "seed of fsx's last run instead of a random one")
 	onDir   = flag.String("on", "", "test this `directory`, of any file system, instead of a mount: what fails there is the suites' own trouble")
 )
