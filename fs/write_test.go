@@ -472,7 +472,7 @@ func (r *rig) hasten(t fatal) (left []string) {
 // drain waits until everything is published.
 func (r *rig) drain(t fatal) {
 	t.Helper()
-	for end := time.Now().Add(6 * time.Second); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		left := r.hasten(t)
 		if len(left) == 0 {
 			return
