@@ -90,12 +90,12 @@ lint: $(TOOLS)/.staticcheck-$(STATICCHECK) ## gofmt, go vet, staticcheck
 	@$(TOOLS)/staticcheck ./...
 
 ifdef ROOT
-test: test-unit test-mount test-clients-read ## all tests: unit (race detector), real mounts, real clients
+test: test-unit test-mount test-clients-read test-clients-quick ## all tests: unit (race detector), real mounts, real clients
 	@echo "test: all passed"
 else
 test: test-unit
 	@echo "test: the unit tests passed"
-	@echo "test: NOT RUN, since they need root: test-mount (real mounts), test-clients-read (real clients)"
+	@echo "test: NOT RUN, since they need root: test-mount (real mounts), test-clients-read, test-clients-quick (real clients)"
 endif
 
 test-unit: deps tools ## unit tests, with the race detector
