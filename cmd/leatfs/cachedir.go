@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -106,7 +107,10 @@ func (d *cacheDir) holdsNothing() bool {
 }
 
 // cacheInUseError: another process has the lock of a cache directory.
-type cacheInUseError struct{ error }
+type cacheInUseError struct {
+	error
+	pid int // of that process, 0 when it is not known
+}
 
 // checkUsedCache looks at a directory that has been a cache before.
 func checkUsedCache(path string) error {
@@ -116,7 +120,9 @@ func checkUsedCache(path string) error {
 		if errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK) {
 			pid := make([]byte, 16)
 			n, _ := f.Read(pid)
-			return cacheInUseError{fmt.Errorf("cache directory %s is used by another mount (process %s); choose another with --cache-dir, or unmount that", path, strings.TrimSpace(string(pid[:n])))}
+			who := strings.TrimSpace(string(pid[:n]))
+			number, _ := strconv.Atoi(who)
+			return cacheInUseError{fmt.Errorf("cache directory %s is used by another mount (process %s); choose another with --cache-dir, or unmount that", path, who), number}
 		}
 	}
 	b, err := os.ReadFile(filepath.Join(path, cacheFormatFile))

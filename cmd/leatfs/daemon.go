@@ -245,16 +245,21 @@ func (d *daemon) close() error {
 	return err
 }
 
-// cacheWait is how long a mount that has just been unmounted may take to put its cache away.
+// cacheWait is how long a mount that has just been unmounted may take to put its cache away. By umount(8) it is given
+// drainDefault before that to publish.
 const cacheWait = 5 * time.Second
 
 // checkDirs looks at the cache directories, which are made only when the bucket has answered.
 func (d *daemon) checkDirs(ctx context.Context) error {
 	for _, p := range d.cfg.cacheDirs {
 		dir, err := checkCacheDir(p, d.cfg.ownCacheDir)
-		for end := time.Now().Add(cacheWait); errors.As(err, new(cacheInUseError)) && ctx.Err() == nil && time.Now().Before(end); {
-			time.Sleep(20 * time.Millisecond)
-			dir, err = checkCacheDir(p, d.cfg.ownCacheDir)
+		var used cacheInUseError
+		if errors.As(err, &used) {
+			patience := cacheWait
+			if !servesMount(ctx, used.pid) {
+				patience += drainDefault
+			}
+			dir, err = waitFree(ctx, patience, func() (cacheDir, error) { return checkCacheDir(p, d.cfg.ownCacheDir) })
 		}
 		if err != nil {
 			return err
@@ -262,6 +267,33 @@ func (d *daemon) checkDirs(ctx context.Context) error {
 		d.dirs = append(d.dirs, dir)
 	}
 	return nil
+}
+
+// waitFree waits until what check looks at is not in use any more.
+func waitFree(ctx context.Context, patience time.Duration, check func() (cacheDir, error)) (dir cacheDir, err error) {
+	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		dir, err = check()
+		if !errors.As(err, new(cacheInUseError)) || ctx.Err() != nil || time.Now().After(end) {
+			return dir, err
+		}
+	}
+}
+
+// servesMount tells whether a process serves a mount that is there, and so will not end by itself.
+func servesMount(ctx context.Context, pid int) bool {
+	all, err := sockets()
+	if err != nil {
+		return false
+	}
+	for _, socket := range all {
+		s, err := askStatus(ctx, socket)
+		if err != nil || s.WorkerPID != pid {
+			continue
+		}
+		fstype, err := fuse.MountedAt(s.Mountpoint)
+		return err != nil || fstype == "fuse.leatfs"
+	}
+	return false
 }
 
 // openLog opens the log, which by default lies in the first cache directory.
@@ -295,16 +327,23 @@ func (d *daemon) openLog(context.Context) (err error) {
 }
 
 // openCache opens the index and the cache on it.
-func (d *daemon) openCache(context.Context) error {
+func (d *daemon) openCache(ctx context.Context) error {
 	c := d.cfg
 	var dirs []cache.DirConfig
 	for _, p := range c.cacheDirs {
 		dirs = append(dirs, cache.DirConfig{Path: p, Size: int64(c.cacheSize)})
 	}
 	var err error
-	if d.db, err = meta.Open(meta.Options{Dir: filepath.Join(c.cacheDirs[0], cacheIndex), Log: d.log, Memory: d.budget.index,
-		Killed: d.from.Mode != keeper.ModeMount && !d.from.Blame}); err != nil {
-		return err
+	// A mount that ends lets go of its cache directory before its index.
+	for end := time.Now().Add(cacheWait); ; time.Sleep(20 * time.Millisecond) {
+		d.db, err = meta.Open(meta.Options{Dir: filepath.Join(c.cacheDirs[0], cacheIndex), Log: d.log, Memory: d.budget.index,
+			Killed: d.from.Mode != keeper.ModeMount && !d.from.Blame})
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, meta.ErrInUse) || ctx.Err() != nil || time.Now().After(end) {
+			return err
+		}
 	}
 	d.onClose(d.db.Close)
 	if d.db.Rebuilt() {

@@ -205,7 +205,7 @@ func TestLock(t *testing.T) {
 	db := openAt(t, dir)
 	_, err := Open(Options{Dir: dir})
 	want := "index " + dir + " is used by another mount (pid " + itoa(os.Getpid()) + ")"
-	if err == nil || err.Error() != want {
+	if err == nil || err.Error() != want || !errors.Is(err, ErrInUse) {
 		t.Fatalf("got %v, want %s", err, want)
 	}
 	db.Close()

@@ -29,12 +29,18 @@ func lockDir(path, dir string) (*lockFile, error) {
 		}
 		pid := (&lockFile{f}).read().pid
 		if pid == 0 {
-			return nil, fmt.Errorf("index %s is used by another mount", dir)
+			return nil, usedError(fmt.Sprintf("index %s is used by another mount", dir))
 		}
-		return nil, fmt.Errorf("index %s is used by another mount (pid %d)", dir, pid)
+		return nil, usedError(fmt.Sprintf("index %s is used by another mount (pid %d)", dir, pid))
 	}
 	return &lockFile{f}, nil
 }
+
+// usedError is ErrInUse with who uses it.
+type usedError string
+
+func (e usedError) Error() string        { return string(e) }
+func (e usedError) Is(target error) bool { return target == ErrInUse }
 
 // The file is three numbers and the boot id, of fixed width, so that rewriting it needs no
 // space.

@@ -164,6 +164,8 @@ var (
 	ErrClosed = errors.New("meta: the index is closed")
 	// ErrDamaged: what the index holds cannot be read. The next Open starts a fresh one.
 	ErrDamaged = errors.New("meta: the index is damaged")
+	// ErrInUse: another process has the index open.
+	ErrInUse = errors.New("meta: the index is in use")
 	// ErrNewer: the index was written by a newer version of this program.
 	ErrNewer = errors.New("meta: the index has a newer format")
 )

@@ -237,6 +237,28 @@ func TestUmountDrains(t *testing.T) {
 	}
 }
 
+// TestMountAfterUmount: after umount(8) the daemon goes on to publish for a while; a mount with the same cache directory waits
+// for that.
+func TestMountAfterUmount(t *testing.T) {
+	w := newWorld(t)
+	m := w.mount("--origin-timeout=2s")
+	m.expect = unpublishable()
+	undo := w.refuseWrites()
+	ok(t, "write", os.WriteFile(m.path("f"), []byte("kept"), 0o644))
+	ok(t, "umount", exec.Command("umount", m.dir).Run())
+	m.up = false
+	time.AfterFunc(8*time.Second, undo)
+	m.start()
+	m.same("f", []byte("kept"))
+	m.eventually("it is in the bucket", func() error {
+		if got, err := w.object("f"); err != nil || string(got) != "kept" {
+			return fmt.Errorf("%q, %v", got, err)
+		}
+		return nil
+	})
+	m.stop()
+}
+
 // TestUmountKeeps: what cannot be published is kept, umount says so by its exit code, and the next mount
 // with the cache directory publishes it.
 func TestUmountKeeps(t *testing.T) {
