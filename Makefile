@@ -90,12 +90,12 @@ lint: $(TOOLS)/.staticcheck-$(STATICCHECK) ## gofmt, go vet, staticcheck
 	@$(TOOLS)/staticcheck ./...
 
 ifdef ROOT
-test: test-unit test-mount test-clients-read test-clients-quick ## all tests: unit (race detector), real mounts, real clients
+test: test-unit test-mount test-clients-read test-clients-quick test-powercut-quick ## all tests: unit (race detector), real mounts, real clients, power cuts
 	@echo "test: all passed"
 else
 test: test-unit
 	@echo "test: the unit tests passed"
-	@echo "test: NOT RUN, since they need root: test-mount (real mounts), test-clients-read, test-clients-quick (real clients)"
+	@echo "test: NOT RUN, since they need root: test-mount (real mounts), test-clients-read, test-clients-quick (real clients), test-powercut-quick (power cuts)"
 endif
 
 test-unit: deps tools ## unit tests, with the race detector
@@ -132,7 +132,7 @@ test-powercut: deps tools ## the power is cut: what was synced is there afterwar
 	go test -race -short -count=1 -timeout 20m ./test/powercut/... $(ARGS)
 
 # Those that say most, with few cuts of each kind. They need loop devices, and fail where there are none.
-POWERCUT_QUICK := ^(TestNothingIsLeft|TestFsyncIsAFlush|TestStages|TestIndex|TestClientsPowerCut|TestUnmountKeepsAll|TestCutAfterPublication|TestCutWhileUploading)$$
+POWERCUT_QUICK := ^(TestNothingIsLeft|TestFsyncIsAFlush|TestStages|TestClientsPowerCut|TestUnmountKeepsAll|TestCutAfterPublication|TestCutWhileUploading)$$
 
 test-powercut-quick: deps tools ## a part of test-powercut, in a minute or two (root)
 	@echo "test: power cuts, the quick part"
