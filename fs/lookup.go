@@ -244,6 +244,15 @@ func (f *FS) headNow(ctx context.Context, dir, in *meta.Inode) (meta.Inode, erro
 	if err != nil {
 		return *in, err
 	}
+	if in.Kind == meta.KindSymlink && in.Links == 0 && in.Flags&meta.Local == 0 && obj.ETag != in.Object.ETag {
+		// Somebody else's: what a listing would make of it.
+		want := meta.Inode{Parent: dir.Ino, Name: in.Name, Checked: began, Kind: meta.KindFile,
+			Object: meta.Object{Size: obj.Size, ETag: obj.ETag, VersionID: obj.VersionID, MTime: obj.ModTime.UnixNano()}}
+		if obj.Archived {
+			want.Flags |= meta.Archived
+		}
+		return f.put(dir, &want, &obj, began)
+	}
 	return f.update(in.Ino, &obj, began)
 }
 

@@ -1,6 +1,9 @@
 package fs
 
-import "testing"
+import (
+	"testing"
+	"time"
+)
 
 // TestLinkOfSymlink: each name of a symbolic link that has several has its object, however they
 // change.
@@ -24,5 +27,20 @@ func TestLinkOfSymlink(t *testing.T) {
 			p.steps(t, between, s.do)
 			p.wantBucket(t, s.want)
 		}
+	}
+}
+
+// TestLinkReplacedByFile: a symbolic link made here that somebody else replaces with a file is a file when the TTL is
+// over, also where the name is asked for alone.
+func TestLinkReplacedByFile(t *testing.T) {
+	a, _ := writing(t, true)
+	if err := a.symlink(t, "target", "x"); err != nil {
+		t.Fatal(err)
+	}
+	a.drain(t)
+	a.store.Set("x", []byte("somebody else's"))
+	a.clock.Add(int64(time.Hour))
+	if got, err := a.get(t, "x"); err != nil || string(got) != "somebody else's" {
+		t.Errorf("%q, %v", got, err)
 	}
 }
