@@ -135,6 +135,7 @@ func (f *FS) create(ctx context.Context, parent NodeID, name string, flags int, 
 		want.MTime, want.ATime = want.CTime, want.CTime
 		return f.insert(ctx, &dir, &want, op)
 	}
+	defer f.publisher.making()()
 	id, file, err := f.cache.NewStage(f.label(&dir, &want))
 	if err != nil {
 		return in, &PathError{Op: "create", Path: f.path(dir.Ino, name), Err: err}

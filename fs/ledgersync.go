@@ -39,7 +39,9 @@ func (f *FS) Sync(ctx context.Context, progress func(Ledger)) (SyncResult, error
 	now := time.Now()
 	s := syncing{f: f, ctx: ctx, progress: progress, seq: f.db.NextSeq(), began: f.now(), open: now.Add(syncClosing), mapped: now.Add(syncMapped), told: now,
 		waited: make(map[meta.Ino]uint64)}
+	f.publisher.hurried.Add(1)
 	err := s.run()
+	f.publisher.hurried.Add(-1)
 	if err == nil {
 		f.abortUploads(ctx) // those that nobody needs any more are not to stay behind when the mount ends
 	}
@@ -72,6 +74,7 @@ func (s *syncing) run() error {
 		if s.ctx.Err() != nil {
 			return context.Cause(s.ctx)
 		}
+		s.f.completeClosed()
 		pending, queued, err := s.look()
 		if err != nil {
 			return err

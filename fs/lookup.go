@@ -114,10 +114,18 @@ const (
 // missing asks the origin for a name that the index does not have. Many misses in a directory are
 // answered by one listing of it, which holds for all.
 func (f *FS) missing(ctx context.Context, dir *meta.Inode, lst *meta.Listing, name string) (meta.Inode, error) {
+	own := dir.Flags&(meta.Local|meta.Ours) != 0
+	if own {
+		if list, ok := f.missingMeanwhile(lst); ok {
+			if list {
+				f.list(dir)
+			}
+			return meta.Inode{}, ErrNotExist
+		}
+	}
 	if noWait(ctx) {
 		return meta.Inode{}, ErrWouldWait
 	}
-	own := dir.Flags&(meta.Local|meta.Ours) != 0
 	if own && f.negatives.since(negKey(dir.Ino, ""), f.now()-int64(missesFor)) {
 		return meta.Inode{}, ErrNotExist // as the origin was not to be reached just now
 	}
@@ -136,6 +144,27 @@ func (f *FS) missing(ctx context.Context, dir *meta.Inode, lst *meta.Listing, na
 	}
 	return in, err
 }
+
+// missingMeanwhile tells whether the last listing of a directory that was made here is believed of what is
+// missing while the next is under way: who makes one file after the other does not wait for it. The
+// more names there are, the longer is between two: a listing costs the daemon and the store some 20 ms for
+// each thousand.
+func (f *FS) missingMeanwhile(lst *meta.Listing) (list, ok bool) {
+	if lst.Complete == 0 || f.opt.NegativeTTL <= 0 || f.publisher.busy(time.Now()) <= 0 {
+		return false, false
+	}
+	every := min(max(f.opt.NegativeTTL, time.Duration(lst.Entries)*ownRelist), ownRelistMost)
+	age := time.Duration(f.now() - lst.Complete)
+	return age > every, age <= every+ownPatience
+}
+
+const (
+	// ownRelist is how long, for each name in it, the listing of a directory made here is believed of what is missing
+	// while files are made.
+	ownRelist = 250 * time.Microsecond
+	// ownRelistMost is how long at most.
+	ownRelistMost = 10 * time.Second
+)
 
 func (f *FS) ask(ctx context.Context, dir *meta.Inode, lst *meta.Listing, name string) (meta.Inode, error) {
 	n := int64(f.staleHits.add(negKey(dir.Ino, "?"), f.now(), f.now()-int64(missesFor)))

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"hash/maphash"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/leatfs/leatfs/fs/meta"
@@ -29,9 +30,14 @@ type publisher struct {
 	pub   *publish.Publisher
 	seed  maphash.Seed
 	turn  sync.Mutex // is held by who makes files complete; before mu and openTable.opening
+	start time.Time
+	// made is when the last file was made here, nanoseconds since start, and makers how many are being made.
+	made, makers atomic.Int64
+	hurried      atomic.Int64 // somebody waits until something is published
 
 	mu       sync.Mutex
 	complete []meta.Ino             // to be looked at by the completer, oldest first; by mu
+	oldest   time.Time              // when the first of complete came; by mu
 	again    map[meta.Ino]time.Time // somebody writes still: to be looked at again then; by mu
 	wake     chan struct{}          // holds one when there is something to do
 	conflict int64                  // by mu: conflicts since the mount began, see countConflict
@@ -40,7 +46,7 @@ type publisher struct {
 
 func (f *FS) startPublisher() error {
 	p := &f.publisher
-	p.seed = maphash.MakeSeed()
+	p.seed, p.start = maphash.MakeSeed(), time.Now()
 	p.again = make(map[meta.Ino]time.Time)
 	p.wake = make(chan struct{}, 1)
 	p.growing = make(map[meta.Ino]*growth)
@@ -81,6 +87,9 @@ func (f *FS) stopPublisher() {
 func (f *FS) completeSoon(ino meta.Ino) {
 	p := &f.publisher
 	p.mu.Lock()
+	if len(p.complete) == 0 {
+		p.oldest = time.Now()
+	}
 	p.complete = append(p.complete, ino)
 	p.mu.Unlock()
 	p.poke()
@@ -103,7 +112,7 @@ func (f *FS) completer() {
 	p := &f.publisher
 	for {
 		p.turn.Lock()
-		todo, next := p.closed()
+		todo, next := p.closed(false)
 		f.completeEach(todo)
 		p.turn.Unlock()
 		if f.ctx.Err() != nil {
@@ -124,13 +133,17 @@ func (f *FS) completer() {
 	}
 }
 
-// closed takes what is to be looked at, and tells in how long there is more, negative when nothing is
-// known to come.
-func (p *publisher) closed() (todo []meta.Ino, next time.Duration) {
+// closed takes what is to be looked at, all if need be, and tells in how long there is more, negative when
+// nothing is known to come.
+func (p *publisher) closed(all bool) (todo []meta.Ino, next time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	todo, p.complete = p.complete, nil
 	next = -1
+	if wait := p.busy(p.oldest); wait > 0 && !all && len(p.complete) > 0 {
+		next = wait
+	} else {
+		todo, p.complete = p.complete, nil
+	}
 	for ino, at := range p.again {
 		if d := time.Until(at); d <= 0 {
 			todo = append(todo, ino)
@@ -142,90 +155,14 @@ func (p *publisher) closed() (todo []meta.Ino, next time.Duration) {
 	return todo, next
 }
 
-// completeEach makes files complete, in this order. By turn.
-func (f *FS) completeEach(todo []meta.Ino) {
-	p := &f.publisher
-	for _, ino := range todo {
-		if f.ctx.Err() != nil {
-			return
-		}
-		if err := f.completeNow(ino); err != nil {
-			if !errors.Is(err, errStillWritten) {
-				f.log.Error("a file that was closed cannot be noted as complete; tried again", "inode", ino, "err", err)
-			}
-			p.mu.Lock()
-			p.again[ino] = time.Now().Add(mappedPoll)
-			p.mu.Unlock()
-			p.poke() // the completer may wait for something later
-		}
-	}
-}
-
 // completeClosed returns when all that was closed before is complete: what gets its name now comes
 // after it. The caller is not the one to open any node.
 func (f *FS) completeClosed() {
 	p := &f.publisher
 	p.turn.Lock()
 	defer p.turn.Unlock()
-	todo, _ := p.closed()
+	todo, _ := p.closed(true)
 	f.completeEach(todo)
-}
-
-var errStillWritten = errors.New("somebody has it mapped for writing")
-
-// completeNow notes that a file is complete, if nobody can write to it any more.
-func (f *FS) completeNow(ino meta.Ino) error {
-	in, err := f.db.Inode(ino)
-	if errors.Is(err, meta.ErrNotFound) || err == nil && (in.Stage == 0 || in.Flags&meta.Removed != 0) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	node := f.nodeOf(&in)
-	end, err := f.open.begin(f.ctx, node)
-	if err != nil {
-		return err
-	}
-	defer end(nil)
-	if f.open.writers(ino) > 0 {
-		return nil // at its last close
-	}
-	if o := f.open.peek(node); o != nil {
-		o.closeStage()
-	}
-	if writers, err := f.stillWritten(in.Stage); err != nil {
-		if _, gone := f.unstaged(&in, err); gone {
-			return nil
-		}
-		return err
-	} else if writers {
-		return errStillWritten
-	}
-	err = f.db.Do(func(tx *meta.Tx) error {
-		now, err := tx.Inode(ino)
-		if err != nil {
-			return err
-		}
-		d, err := tx.Dirty(ino)
-		if errors.Is(err, meta.ErrNotFound) || now.Stage != in.Stage || now.Flags&meta.Removed != 0 {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		if d.Held {
-			return nil
-		}
-		d.Seq = f.db.NextSeq()
-		d.Token = outdated(d.Token)
-		d.Tries, d.Error, d.Next = 0, "", 0
-		return tx.SetDirty(&d)
-	})
-	if err == nil {
-		f.enqueue(ino)
-	}
-	return err
 }
 
 // tombID is the number of a tomb in the queue: none that an inode has.
@@ -240,14 +177,23 @@ func (f *FS) enqueue(ino meta.Ino) {
 		return
 	}
 	d, err := f.db.Dirty(ino)
-	if err != nil || d.Seq == 0 || d.Held || in.Flags&meta.Removed != 0 {
+	if err != nil {
+		return
+	}
+	f.enqueueAs(&in, &d)
+}
+
+// enqueueAs is enqueue of what the index says of an inode.
+func (f *FS) enqueueAs(in *meta.Inode, d *meta.Dirty) {
+	if d.Seq == 0 || d.Held || in.Flags&meta.Removed != 0 {
 		return
 	}
 	dir, err := f.db.Inode(in.Parent)
 	if err != nil {
 		return
 	}
-	it := publish.Item{ID: uint64(ino), Key: naturalKey(&dir, &in), Seq: d.Seq, Tries: d.Tries, Error: d.Error,
+	ino := in.Ino
+	it := publish.Item{ID: uint64(ino), Key: naturalKey(&dir, in), Seq: d.Seq, Tries: d.Tries, Error: d.Error,
 		Run: func(ctx context.Context, order func(context.Context) error) error {
 			return f.publishInode(ctx, ino, order)
 		}}
@@ -390,6 +336,8 @@ func (f *FS) publishNow(ctx context.Context, node NodeID) error {
 	if err != nil {
 		return err
 	}
+	f.publisher.hurried.Add(1)
+	defer f.publisher.hurried.Add(-1)
 	f.enqueue(in.Ino)
 	f.publisher.queue.Hasten(uint64(in.Ino))
 	return f.publisher.queue.WaitOrFail(ctx, uint64(in.Ino))

@@ -90,6 +90,7 @@ func absent(err error) error {
 // publishInode brings to the origin what an inode has that the origin has not. The queue calls it
 // again when it fails.
 func (f *FS) publishInode(ctx context.Context, ino meta.Ino, order func(context.Context) error) error {
+	f.giveWay(ctx, ino)
 	for range maxRebase {
 		if err := f.publishOnce(ctx, ino, order); !errors.Is(err, errRebased) {
 			return err

@@ -1,0 +1,152 @@
+package fs
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/leatfs/leatfs/fs/meta"
+)
+
+// completeBatch is how many files are made complete in one transaction.
+const completeBatch = 64
+
+// unwaiting is a context under which nothing is waited for.
+type unwaiting struct{ context.Context }
+
+// NoWait: see noWait.
+func (unwaiting) NoWait() bool { return true }
+
+var errStillWritten = errors.New("somebody has it mapped for writing")
+
+// completion is a file that is made complete: nobody can write to it, nor open it until end is called.
+type completion struct {
+	in  meta.Inode
+	d   meta.Dirty // as it is then; Seq is 0 if there was nothing to note
+	end func(error)
+}
+
+// completeEach makes files complete, in this order, if nobody can write to them any more. By turn.
+func (f *FS) completeEach(todo []meta.Ino) {
+	batch := make([]completion, 0, min(len(todo), completeBatch))
+	for i := 0; i < len(todo) && f.ctx.Err() == nil; {
+		// Only of the first is waited for who opens it: those before it are held.
+		ctx := f.ctx
+		if len(batch) > 0 {
+			ctx = unwaiting{ctx}
+		}
+		c, ok, err := f.closing(ctx, todo[i])
+		switch {
+		case errors.Is(err, ErrWouldWait):
+			f.completeAll(&batch)
+			continue
+		case err != nil:
+			f.completeLater(todo[i], err)
+		case ok:
+			batch = append(batch, c)
+		}
+		if i++; len(batch) == completeBatch {
+			f.completeAll(&batch)
+		}
+	}
+	f.completeAll(&batch)
+}
+
+// completeLater has a file looked at again.
+func (f *FS) completeLater(ino meta.Ino, err error) {
+	p := &f.publisher
+	if !errors.Is(err, errStillWritten) {
+		f.log.Error("a file that was closed cannot be noted as complete; tried again", "inode", ino, "err", err)
+	}
+	p.mu.Lock()
+	p.again[ino] = time.Now().Add(mappedPoll)
+	p.mu.Unlock()
+	p.poke() // the completer may wait for something later
+}
+
+// closing keeps who would open a file away, if it is one that is to become complete.
+func (f *FS) closing(ctx context.Context, ino meta.Ino) (c completion, ok bool, err error) {
+	c.in, err = f.db.Inode(ino)
+	if errors.Is(err, meta.ErrNotFound) || err == nil && (c.in.Stage == 0 || c.in.Flags&meta.Removed != 0) {
+		return c, false, nil
+	}
+	if err != nil {
+		return c, false, err
+	}
+	node := f.nodeOf(&c.in)
+	if c.end, err = f.open.begin(ctx, node); err != nil {
+		return c, false, err
+	}
+	defer func() {
+		if !ok {
+			c.end(nil)
+		}
+	}()
+	if f.open.writers(ino) > 0 {
+		return c, false, nil // at its last close
+	}
+	if o := f.open.peek(node); o != nil {
+		o.closeStage()
+	}
+	writers, err := f.stillWritten(c.in.Stage)
+	if err != nil {
+		if _, gone := f.unstaged(&c.in, err); gone {
+			err = nil
+		}
+		return c, false, err
+	}
+	if writers {
+		return c, false, errStillWritten
+	}
+	return c, true, nil
+}
+
+// completeAll notes in one transaction that files are complete, in this order, and has them published.
+func (f *FS) completeAll(batch *[]completion) {
+	all := *batch
+	if len(all) == 0 {
+		return
+	}
+	*batch = all[:0]
+	err := f.db.Do(func(tx *meta.Tx) error {
+		for i := range all {
+			c := &all[i]
+			c.d = meta.Dirty{}
+			now, err := tx.Inode(c.in.Ino)
+			if errors.Is(err, meta.ErrNotFound) {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			d, err := tx.Dirty(c.in.Ino)
+			if errors.Is(err, meta.ErrNotFound) || now.Stage != c.in.Stage || now.Flags&meta.Removed != 0 {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			if d.Held {
+				continue
+			}
+			d.Seq = f.db.NextSeq()
+			d.Token = outdated(d.Token)
+			d.Tries, d.Error, d.Next = 0, "", 0
+			if err := tx.SetDirty(&d); err != nil {
+				return err
+			}
+			c.in, c.d = now, d
+		}
+		return nil
+	})
+	for i := range all {
+		c := &all[i]
+		switch {
+		case err != nil:
+			f.completeLater(c.in.Ino, err)
+		case c.d.Seq != 0:
+			f.enqueueAs(&c.in, &c.d)
+		}
+		c.end(nil)
+	}
+}
