@@ -27,15 +27,15 @@ type completion struct {
 }
 
 // completeEach makes files complete, in this order, if nobody can write to them any more. By turn.
-func (f *FS) completeEach(todo []meta.Ino) {
+func (f *FS) completeEach(ctx context.Context, todo []meta.Ino) {
 	batch := make([]completion, 0, min(len(todo), completeBatch))
-	for i := 0; i < len(todo) && f.ctx.Err() == nil; {
+	for i := 0; i < len(todo) && ctx.Err() == nil; {
 		// Only of the first is waited for who opens it: those before it are held.
-		ctx := f.ctx
+		wait := ctx
 		if len(batch) > 0 {
-			ctx = unwaiting{ctx}
+			wait = unwaiting{ctx}
 		}
-		c, ok, err := f.closing(ctx, todo[i])
+		c, ok, err := f.closing(wait, todo[i])
 		switch {
 		case errors.Is(err, ErrWouldWait):
 			f.completeAll(&batch)

@@ -236,15 +236,22 @@ const closeWait = 5 * time.Second
 func (f *FS) Leave() error { return f.close(true) }
 
 func (f *FS) close(leave bool) error {
+	last, done := context.WithTimeout(f.ctx, closeWait)
 	if f.publisher.queue != nil {
-		// What was closed is complete; of what has no number the next mount would not know that.
-		late := time.AfterFunc(closeWait, f.cancel)
-		f.completeClosed()
-		late.Stop()
+		f.completeLast(last)
 	}
+	done()
 	f.cancel()
 	f.stopPublisher()
 	f.wg.Wait()
+	if f.publisher.queue != nil {
+		// What was changed while it was published is to be published again; what was closed last may have been open
+		// in this process still.
+		f.open.closing.Wait()
+		last, done := context.WithTimeout(context.Background(), closeWait)
+		f.completeLast(last)
+		done()
+	}
 	if f.publisher.queue != nil && !leave {
 		if err := f.syncLast(); err != nil {
 			f.log.Error("what is not published yet is on this node, and could not all be forced to the disk: a power cut now may tear it", "err", err)

@@ -113,7 +113,7 @@ func (f *FS) completer() {
 	for {
 		p.turn.Lock()
 		todo, next := p.closed(false)
-		f.completeEach(todo)
+		f.completeEach(f.ctx, todo)
 		p.turn.Unlock()
 		if f.ctx.Err() != nil {
 			return
@@ -162,7 +162,23 @@ func (f *FS) completeClosed() {
 	p.turn.Lock()
 	defer p.turn.Unlock()
 	todo, _ := p.closed(true)
-	f.completeEach(todo)
+	f.completeEach(f.ctx, todo)
+}
+
+// completeLast is completeClosed at the end of the file system, also of what is to be looked at later: of what
+// has no number the next mount would not know that it was closed.
+func (f *FS) completeLast(ctx context.Context) {
+	p := &f.publisher
+	p.turn.Lock()
+	defer p.turn.Unlock()
+	todo, _ := p.closed(true)
+	p.mu.Lock()
+	for ino := range p.again {
+		todo = append(todo, ino)
+	}
+	clear(p.again)
+	p.mu.Unlock()
+	f.completeEach(ctx, todo)
 }
 
 // tombID is the number of a tomb in the queue: none that an inode has.
