@@ -43,11 +43,17 @@ func (f *FS) recover() error {
 		if err := f.db.Apply(cache.Batch{Vars: map[string][]byte{varBoot: boot}, Needed: true}); err != nil {
 			return err
 		}
+		if dirty, err = f.allDirty(); err != nil {
+			return err
+		}
+	}
+	for i := range dirty {
+		f.unclosed(&dirty[i])
 	}
 	f.wg.Add(1)
 	go func() {
 		defer f.wg.Done()
-		if err := f.takeUp(); err != nil && f.ctx.Err() == nil {
+		if err := f.takeUp(dirty); err != nil && f.ctx.Err() == nil {
 			f.log.Error("not all that was written and not published could be taken up; unmount and mount again", "err", err)
 		}
 	}()
@@ -102,12 +108,8 @@ func (f *FS) below(in *meta.Inode) bool {
 	return false
 }
 
-// takeUp goes on with all that is dirty and every tomb.
-func (f *FS) takeUp() error {
-	dirty, err := f.allDirty()
-	if err != nil {
-		return err
-	}
+// takeUp goes on with what was dirty at the start and every tomb.
+func (f *FS) takeUp(dirty []left) error {
 	for i := range dirty {
 		if f.ctx.Err() != nil {
 			return nil
@@ -125,7 +127,22 @@ func (f *FS) takeUp() error {
 	return f.removeOrphans()
 }
 
+// unclosed holds a file that was not closed when who wrote it lost the mount: nobody said that it is whole. It is
+// to be called before anything is opened.
+func (f *FS) unclosed(l *left) {
+	if l.in.Flags&meta.Removed == 0 && l.d.Seq == 0 && f.open.writers(l.in.Ino) == 0 && f.open.session.Epoch() == 1 {
+		f.holdUnclosed(l.in.Ino)
+	}
+}
+
 func (f *FS) takeUpOne(l *left) {
+	var err error
+	if l.in, err = f.db.Inode(l.in.Ino); err != nil {
+		return // gone meanwhile
+	}
+	if l.d, err = f.db.Dirty(l.in.Ino); err != nil {
+		return
+	}
 	if l.in.Flags&meta.Removed == 0 {
 		if l.in.Stage != 0 {
 			f.mendLabel(&l.in)
@@ -138,9 +155,6 @@ func (f *FS) takeUpOne(l *left) {
 	case l.in.Flags&meta.Removed != 0:
 		f.forget(f.ctx, l.in.Ino)
 	case l.d.Held || l.d.Seq == 0 && writers > 0:
-	case l.d.Seq == 0 && f.open.session.Epoch() == 1:
-		// Who wrote it lost the mount before he had closed it: nobody said that it is whole.
-		f.holdUnclosed(l.in.Ino)
 	case l.d.Seq == 0:
 		f.completeSoon(l.in.Ino)
 	default:
