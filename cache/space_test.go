@@ -114,7 +114,8 @@ func TestReclaimOfIdleLoans(t *testing.T) {
 	if len(idle) == 100 || len(idle) < 16 {
 		t.Errorf("%d loans are left", len(idle))
 	}
-	for _, o := range idle {
+	for id, o := range idle {
+		delete(idle, id) // the evictor may be asking for it
 		o.Return()
 		o.Release()
 	}
