@@ -18,6 +18,7 @@ import (
 // order of its completion.
 func TestGiveWay(t *testing.T) {
 	r := newRig(t, filepath.Join(t.TempDir(), "cache"), false)
+	r.givesWay = true
 	o := newOrigin()
 	r.wrap = o.wrap
 	r.start(t)
@@ -69,6 +70,7 @@ func TestGiveWayEnds(t *testing.T) {
 	}
 	t.Parallel()
 	r := newRig(t, filepath.Join(t.TempDir(), "cache"), false)
+	r.givesWay = true
 	r.opt.Now = time.Now
 	o := newOrigin()
 	r.wrap = o.wrap
@@ -93,6 +95,7 @@ func TestGiveWayEnds(t *testing.T) {
 func TestMissingMeanwhile(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, filepath.Join(t.TempDir(), "cache"), false)
+	r.givesWay = true
 	var clock atomic.Int64
 	r.opt.Now = func() time.Time { return time.Unix(1e9, clock.Load()) }
 	gate := make(chan struct{})

@@ -82,6 +82,7 @@ type rig struct {
 
 	notifier Notifier // nil: the kernel is not told
 	room     int64    // of the cache, in bytes; 0: 1 GiB
+	givesWay bool     // to who makes files; else all is published at once
 }
 
 // fatal is what rapid's T and testing's have in common.
@@ -134,6 +135,9 @@ func (r *rig) start(t fatal) {
 	cfg.Session, cfg.Notifier = r.memory, r.notifier
 	r.fs, err = New(cfg)
 	must(err)
+	if !r.givesWay {
+		r.fs.publisher.hurried.Add(1)
+	}
 }
 
 func (r *rig) stop(t fatal) {

@@ -26,7 +26,7 @@ import (
 // files can be noted as published, removed and renamed, and objects as deleted; and the process can be
 // killed at any time and opens the index again.
 func TestFullDiskChanges(t *testing.T) {
-	const rounds, each, last = 20, 300, 12_000
+	const rounds, each, last = 8, 300, 5000
 	disk := smallDisk(t, 800)
 	run := func(first, n int, how string) (acked int) {
 		t.Helper()
