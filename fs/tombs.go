@@ -34,13 +34,14 @@ func (f *FS) bury(ctx context.Context, key string, order func(context.Context) e
 	if err != nil || t.Done != 0 {
 		return absent(err)
 	}
+	// First: what follows may have to see to it that the object is not needed any more (fetchSource).
+	if follows, err := f.followed(key); err != nil || follows {
+		return err
+	}
 	if t.Needed != 0 {
 		return fmt.Errorf("%w: %q is still to be copied", errLater, key)
 	}
 	if err := f.mayBury(&t); err != nil {
-		return err
-	}
-	if follows, err := f.followed(key); err != nil || follows {
 		return err
 	}
 	if t.Prefix {

@@ -92,6 +92,8 @@ var sequences = []struct {
 		map[string]string{"log": "3", "log.1": "2", "log.2": "1"}},
 	{"renamed and written", []string{"put a 1", "drain", "mv a b", "append b 2"}, map[string]string{"b": "12"}},
 	{"renamed, truncated and written", []string{"put a 1", "drain", "mv a b", "put b 2"}, map[string]string{"b": "2"}},
+	{"renamed, name taken, truncated and written", []string{"put a 1", "drain", "mv a b", "put a 3", "put b 2"}, map[string]string{"a": "3", "b": "2"}},
+	{"renamed over, name taken, truncated and written", []string{"put a 1", "put b 0", "drain", "mv a b", "put a 3", "put b 2"}, map[string]string{"a": "3", "b": "2"}},
 	{"renamed, written, renamed", []string{"put a 1", "drain", "mv a b", "append b 2", "mv b c"}, map[string]string{"c": "12"}},
 	{"written, renamed, name taken", []string{"put a 1", "drain", "append a 2", "mv a b", "put a 3"}, map[string]string{"a": "3", "b": "12"}},
 	{"renamed and removed", []string{"put a 1", "drain", "mv a b", "rm b"}, map[string]string{}},
