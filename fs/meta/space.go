@@ -46,9 +46,10 @@ type space struct {
 
 	looked atomic.Int64 // when check last began, nanoseconds since start
 
-	mu      sync.Mutex // held by check
-	refused int64      // by mu: free bytes when the spares were last filled as far as that went
-	tried   time.Time  // and when that was
+	mu       sync.Mutex // held by check
+	watching bool       // by mu: the index is open, and a full disk is told of
+	refused  int64      // by mu: free bytes when the spares were last filled as far as that went
+	tried    time.Time  // and when that was
 
 	begun time.Time
 	done  chan struct{}
@@ -167,6 +168,12 @@ func (s *space) roomToClose() bool { return s.hasRoom(min(needToOpen, s.floor)) 
 // start begins to watch.
 func (s *space) start() {
 	wait := s.check()
+	s.mu.Lock()
+	s.watching = true
+	if free, err := s.free(); err == nil && s.full.Load() {
+		s.tell(free)
+	}
+	s.mu.Unlock()
 	s.wg.Add(1)
 	go func() {
 		defer s.wg.Done()
@@ -258,8 +265,9 @@ func (s *space) check() time.Duration {
 	case !full:
 		full = true
 		s.full.Store(true)
-		s.log.Error("index: too little space left; nothing new is remembered until there is more",
-			"dir", s.dir, "free", free, "needed", s.floor)
+		if s.watching {
+			s.tell(free)
+		}
 	case free >= s.floor+s.floor/4:
 		s.refused = math.MinInt64 / 2
 		s.refill(free - s.floor)
@@ -278,6 +286,12 @@ func (s *space) check() time.Duration {
 	}
 	wait := time.Duration(float64(free-s.floor) / 2 / maxWriteSpeed * float64(time.Second))
 	return max(minLook, min(wait, time.Second))
+}
+
+// tell says that the disk is full.
+func (s *space) tell(free int64) {
+	s.log.Error("index: too little space left; nothing new is remembered until there is more",
+		"dir", s.dir, "free", free, "needed", s.floor)
 }
 
 // memoryTables tells how many logs there are, each of which is that of a memory table.

@@ -188,7 +188,7 @@ func TestListingBreaksOff(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	m := w.mount("--origin-timeout=2s", "--ttl=0s")
+	m := w.mount("--origin-timeout=2s", "--ttl=0s", "--stale-if-error=-1s")
 	m.expect = retried()
 	r := w.proxy.Add(fault.Rule{Class: "LIST", Key: "d", After: 1, Do: fault.InternalError()})
 	within(t, 10*time.Second, "listing", func() {
