@@ -277,6 +277,9 @@ func (f *FS) doom(old *meta.Inode) {
 	if _, err := f.db.Find(ident); err != nil {
 		return // nothing of it is kept
 	}
+	if f.open.unknown(f.nodeOf(old)) {
+		return // who opened it under the process before has not read since, and may; it is evicted in time
+	}
 	f.open.drop(f.nodeOf(old))
 	o, err := f.cache.Object(f.ctx, ident, f.store)
 	if err != nil {

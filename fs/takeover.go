@@ -79,6 +79,14 @@ func (t *openTable) made(n NodeID, unique uint64) (Opened, bool) {
 	return opened(o, fh), true
 }
 
+// unknown tells whether a node that the daemon serves is open, and its object was not looked up yet.
+func (t *openTable) unknown(n NodeID) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	o := t.nodes[n]
+	return o != nil && o.restored && !o.pass && o.handles > 0
+}
+
 // revive makes a node that was taken over usable: its version is looked up in the index, and
 // its object in the cache. Of one that is no longer open it returns nil.
 func (f *FS) revive(ctx context.Context, n NodeID) (*openNode, error) {

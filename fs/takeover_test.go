@@ -7,12 +7,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/leatfs/leatfs/cache"
 	"github.com/leatfs/leatfs/fs/meta"
 	"github.com/leatfs/leatfs/fs/session"
+	"github.com/leatfs/leatfs/objstore"
 )
 
 // request is the context of a request with a number.
@@ -47,6 +49,37 @@ func (h *handle) check(t *testing.T, want []byte) {
 	if got, err := h.all(); err != nil || !bytes.Equal(got, want) {
 		t.Errorf("%d bytes, %v; want %d", len(got), err, len(want))
 	}
+}
+
+// TestReplacedBeforeItIsRead: a version that was whole here stays for who has it open, though it is replaced after a
+// takeover and before he reads again.
+func TestReplacedBeforeItIsRead(t *testing.T) {
+	r := newRig(t, t.TempDir(), false)
+	r.opt.TTL = 0
+	var gone atomic.Bool // the origin has only what is newest
+	r.wrap = func(s objstore.Store) objstore.Store {
+		return objstore.Around(s, func(ctx context.Context, op objstore.Op, call func(context.Context) error) error {
+			if op.Name == "GET" && gone.Load() {
+				return &objstore.Error{Op: op.Name, Key: op.Key, Kind: objstore.PreconditionFailed}
+			}
+			return call(ctx)
+		})
+	}
+	r.start(t)
+	defer r.stop(t)
+	older, newer := bytes.Repeat([]byte("old"), 100<<10), bytes.Repeat([]byte("newer"), 10<<10)
+	r.store.Set("f", older)
+	h := mustOpen(t, r, "f")
+	h.check(t, older)
+	r.takeOver(t)
+	r.store.Set("f", newer)
+	h2 := mustOpen(t, r, "f") // finds that it was replaced
+	h2.check(t, newer)
+	gone.Store(true)
+	time.Sleep(500 * time.Millisecond)
+	h.check(t, older)
+	h2.close()
+	h.close()
 }
 
 // TestOldVersionOutlivesProcess: a handle on a version that was replaced before the process that
