@@ -216,7 +216,7 @@ func (f *FS) noOverlay(o *openNode) error {
 		return err
 	}
 	o.whole.Store(true)
-	return f.relabelAs(&in, func(l *cache.StageLabel) { l.Source = cache.Identity{} })
+	return f.relabelAs(&in, true, func(l *cache.StageLabel) { l.Source = cache.Identity{} })
 }
 
 // overlaid tells whether the holes of a node's staging file are not zeros.

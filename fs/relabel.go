@@ -57,14 +57,15 @@ func (f *FS) relabel(in *meta.Inode) {
 	if in.Stage == 0 {
 		return
 	}
-	if err := f.relabelAs(in, func(*cache.StageLabel) {}); err != nil && !errors.Is(err, cache.ErrNoStage) {
+	if err := f.relabelAs(in, true, func(*cache.StageLabel) {}); err != nil && !errors.Is(err, cache.ErrNoStage) {
 		f.log.Error("the label of a staging file could not be written; until the next start a power cut would show the file as it was called before",
 			"path", f.path(in.Parent, in.Name), "file", in.Stage, "err", err)
 	}
 }
 
-// relabelAs writes the label as of what the index says now, and as fn changes it.
-func (f *FS) relabelAs(was *meta.Inode, fn func(*cache.StageLabel)) error {
+// relabelAs writes the label as of what the index says now, and as fn changes it. With aged the label of a file
+// that has the name it had keeps its number: it is no younger for another mode.
+func (f *FS) relabelAs(was *meta.Inode, aged bool, fn func(*cache.StageLabel)) error {
 	defer f.labels.lock(was.Ino)()
 	in, err := f.db.Inode(was.Ino)
 	if err != nil {
@@ -82,8 +83,12 @@ func (f *FS) relabelAs(was *meta.Inode, fn func(*cache.StageLabel)) error {
 		l.Synced, l.SyncSize, l.SyncMTime, l.Source = old.Synced, old.SyncSize, old.SyncMTime, old.Source
 		// What is complete keeps its place in the order, whoever writes its label anew: after a power
 		// cut this number says what is published before what.
-		if d, err := f.db.Dirty(in.Ino); err == nil && d.Seq != 0 && old.Parent == l.Parent && old.Name == l.Name {
-			l.Seq = max(old.Seq, d.Seq)
+		if d, err := f.db.Dirty(in.Ino); err == nil && old.Parent == l.Parent && old.Name == l.Name {
+			if d.Seq != 0 {
+				l.Seq = max(old.Seq, d.Seq)
+			} else if aged {
+				l.Seq = old.Seq
+			}
 		}
 	}
 	fn(&l)
@@ -114,7 +119,7 @@ func (f *FS) syncStage(in *meta.Inode) error {
 	if err := f.cache.SyncStage(in.Stage, true); err != nil {
 		return err
 	}
-	if err := f.relabelAs(in, func(l *cache.StageLabel) {
+	if err := f.relabelAs(in, false, func(l *cache.StageLabel) {
 		l.Synced, l.SyncSize, l.SyncMTime = true, st.Size, st.Mtim.Nano()
 	}); err != nil {
 		return err

@@ -126,7 +126,7 @@ func (f *FS) syncMany(all []unsynced) error {
 		if stamps[i].size < 0 {
 			continue
 		}
-		if err := f.relabelAs(&all[i].in, func(l *cache.StageLabel) {
+		if err := f.relabelAs(&all[i].in, false, func(l *cache.StageLabel) {
 			l.Synced, l.SyncSize, l.SyncMTime = true, stamps[i].size, stamps[i].mtime
 		}); err != nil && !errors.Is(err, cache.ErrNoStage) && !errors.Is(err, meta.ErrNotFound) {
 			return err

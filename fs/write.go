@@ -168,6 +168,7 @@ func (f *FS) fsync(node NodeID) error {
 	if err != nil || in.Stage == 0 || in.Gen != node.Gen() {
 		return err
 	}
+	f.completeClosed() // what was closed before is published before: also after a power cut, by the labels' numbers
 	if err := f.syncStage(&in); err != nil {
 		if _, gone := f.unstaged(&in, err); gone {
 			return nil // the origin has it

@@ -95,7 +95,7 @@ exit 1
 		program, config []byte
 		says            string
 	}{
-		{"the program is garbage", []byte("garbage\x00\x01"), good, "Exec format error"},
+		{"the program is garbage", []byte("garbage\x00\x01"), good, "status=203/EXEC"},
 		{"its worker does not start", []byte(worthless), good, "leatfs: "},
 		{"the configuration has a mistake", program, append([]byte("no-such-option: 1\n"), good...), `there is no option "no-such-option"`},
 		{"the configuration names another mount", program, []byte(strings.Replace(string(good), mountpoint, "/mnt", 1)), "leatfs: "},
@@ -109,7 +109,7 @@ exit 1
 			if out, err := m.run("systemctl", "reload", unit); err == nil {
 				t.Errorf("the reload succeeded: %s", out)
 			}
-			// What a process said that could not be started comes to the journal a little later.
+			// What systemd says of a process that could not be started; what that said itself is not always known to be of the unit.
 			var lines []string
 			for range 50 {
 				if lines = strings.Split(m.journal(unit), "\n")[since:]; strings.Contains(strings.Join(lines, "\n"), x.says) {
