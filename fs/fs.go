@@ -266,6 +266,20 @@ func (f *FS) close(leave bool) error {
 	return nil
 }
 
+// every calls work again and again, with d between, until the file system ends.
+func (f *FS) every(d time.Duration, work func()) {
+	t := time.NewTicker(d)
+	defer t.Stop()
+	for {
+		select {
+		case <-f.ctx.Done():
+			return
+		case <-t.C:
+		}
+		work()
+	}
+}
+
 // now in nanoseconds since 1970.
 func (f *FS) now() int64 { return f.opt.Now().UnixNano() }
 

@@ -35,18 +35,11 @@ type growth struct {
 // watchGrowth looks at the files that are open for writing.
 func (f *FS) watchGrowth() {
 	defer f.wg.Done()
-	t := time.NewTicker(growPoll)
-	defer t.Stop()
-	for {
-		select {
-		case <-f.ctx.Done():
-			return
-		case <-t.C:
-		}
+	f.every(growPoll, func() {
 		for _, ino := range f.open.written() {
 			f.grown(ino)
 		}
-	}
+	})
 }
 
 // grown tells the stream of a file how large it is, and begins one when it is large enough.

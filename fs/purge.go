@@ -16,14 +16,7 @@ const (
 
 func (f *FS) purgeLoop() {
 	defer f.wg.Done()
-	t := time.NewTicker(purgeEvery)
-	defer t.Stop()
-	for {
-		select {
-		case <-f.ctx.Done():
-			return
-		case <-t.C:
-		}
+	f.every(purgeEvery, func() {
 		f.purgeTombs()
 		for f.ctx.Err() == nil {
 			n, err := f.db.Purge(f.now()-int64(purgeAfter), purgeBatch, f.open.holds)
@@ -34,7 +27,7 @@ func (f *FS) purgeLoop() {
 				break
 			}
 		}
-	}
+	})
 }
 
 // purgeTombs forgets deletions that no listing under way can contradict any more.

@@ -29,16 +29,9 @@ type unsynced struct {
 // syncLoop forces files to the disk that were closed and are not published yet.
 func (f *FS) syncLoop() {
 	defer f.wg.Done()
-	t := time.NewTicker(syncEvery)
-	defer t.Stop()
-	for {
-		select {
-		case <-f.ctx.Done():
-			return
-		case <-t.C:
-		}
+	f.every(syncEvery, func() {
 		if f.db.DirtyCount() == 0 {
-			continue
+			return
 		}
 		all, err := f.allUnsynced(f.now() - int64(syncEvery))
 		if err != nil {
@@ -50,7 +43,7 @@ func (f *FS) syncLoop() {
 			}
 			f.syncOne(&all[i])
 		}
-	}
+	})
 }
 
 // allUnsynced returns the complete files that are not forced to the disk, in the order in which they became
