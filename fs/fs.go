@@ -236,11 +236,11 @@ const closeWait = 5 * time.Second
 func (f *FS) Leave() error { return f.close(true) }
 
 func (f *FS) close(leave bool) error {
-	last, done := context.WithTimeout(f.ctx, closeWait)
 	if f.publisher.queue != nil {
+		last, done := context.WithTimeout(f.ctx, closeWait)
 		f.completeLast(last)
+		done()
 	}
-	done()
 	f.cancel()
 	f.stopPublisher()
 	f.wg.Wait()
@@ -251,10 +251,10 @@ func (f *FS) close(leave bool) error {
 		last, done := context.WithTimeout(context.Background(), closeWait)
 		f.completeLast(last)
 		done()
-	}
-	if f.publisher.queue != nil && !leave {
-		if err := f.syncLast(); err != nil {
-			f.log.Error("what is not published yet is on this node, and could not all be forced to the disk: a power cut now may tear it", "err", err)
+		if !leave {
+			if err := f.syncLast(); err != nil {
+				f.log.Error("what is not published yet is on this node, and could not all be forced to the disk: a power cut now may tear it", "err", err)
+			}
 		}
 	}
 	f.cache.SetReclaim(func(cache.ID) bool { return true })

@@ -275,11 +275,8 @@ func (f *FS) headNow(ctx context.Context, dir, in *meta.Inode) (meta.Inode, erro
 	}
 	if in.Kind == meta.KindSymlink && in.Links == 0 && in.Flags&meta.Local == 0 && obj.ETag != in.Object.ETag {
 		// Somebody else's: what a listing would make of it.
-		want := meta.Inode{Parent: dir.Ino, Name: in.Name, Checked: began, Kind: meta.KindFile,
-			Object: meta.Object{Size: obj.Size, ETag: obj.ETag, VersionID: obj.VersionID, MTime: obj.ModTime.UnixNano()}}
-		if obj.Archived {
-			want.Flags |= meta.Archived
-		}
+		want := meta.Inode{Parent: dir.Ino, Name: in.Name, Checked: began, Kind: meta.KindFile}
+		setObject(&want, &obj)
 		return f.put(dir, &want, &obj, began)
 	}
 	return f.update(in.Ino, &obj, began)
@@ -433,13 +430,17 @@ func (f *FS) resolveNow(ctx context.Context, dir *meta.Inode, name string) (meta
 			want.Flags |= meta.Shadows
 		}
 	} else {
-		want.Object = meta.Object{Size: obj.Size, ETag: obj.ETag, VersionID: obj.VersionID,
-			MTime: obj.ModTime.UnixNano()}
-		if obj.Archived {
-			want.Flags |= meta.Archived
-		}
+		setObject(&want, &obj)
 	}
 	return f.put(dir, &want, &obj, began)
+}
+
+// setObject gives a new inode what a HEAD said of its object.
+func setObject(in *meta.Inode, obj *objstore.Object) {
+	in.Object = meta.Object{Size: obj.Size, ETag: obj.ETag, VersionID: obj.VersionID, MTime: obj.ModTime.UnixNano()}
+	if obj.Archived {
+		in.Flags |= meta.Archived
+	}
 }
 
 // put makes the index hold want under its name, keeping the inode that is there when it is
