@@ -106,6 +106,12 @@ func (f *FS) entry(in *meta.Inode) (Entry, error) {
 		return Entry{}, err
 	}
 	e := Entry{Node: f.nodeOf(in), Valid: max(0, f.freshFor(in, &lst))}
+	if lst.Complete > in.Checked && in.Flags&meta.Local == 0 {
+		// The listing may have ended since in was read, and have found another version.
+		if now, err := f.db.Inode(in.Ino); err != nil || now.Gen != in.Gen || now.Flags&meta.Removed != 0 {
+			e.Valid = 0
+		}
+	}
 	if e.Attr, err = f.attrNow(in); err != nil {
 		return e, err
 	}
@@ -158,6 +164,14 @@ func (f *FS) fresh(ctx context.Context, node NodeID) (meta.Inode, error) {
 	lst, err := f.db.Listing(in.Parent)
 	if err != nil {
 		return in, err
+	}
+	// Once more, for the listing may have ended between the two, and have found another version.
+	parent := in.Parent
+	if in, err = f.inode(node); err != nil {
+		return in, err
+	}
+	if in.Parent != parent {
+		lst = meta.Listing{} // it was moved, and is asked for
 	}
 	if in.Flags&(meta.Removed|meta.Local) == meta.Removed|meta.Local && f.nodeOf(&in) == node {
 		return in, nil // removed here

@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -86,6 +87,37 @@ func (f *FS) forsakeName(tx *meta.Tx, ino meta.Ino, key string, fx *effects) err
 	}
 	t.Token = tokens(token, t.Token)
 	return f.entomb(tx, &t, fx)
+}
+
+// strayedNames notes of the further names of a file, which is to be published with another token from now on, that copies
+// made with token may be there: they are to be overwritten. but is the key of the name that it leaves.
+func (f *FS) strayedNames(tx *meta.Tx, in *meta.Inode, but, token string, fx *effects) error {
+	if in.Links == 0 {
+		return nil
+	}
+	names, err := tx.Names(in.Ino)
+	if err != nil {
+		return err
+	}
+	for _, n := range names {
+		dir, err := tx.Inode(n.Parent)
+		if err != nil {
+			return err
+		}
+		key := dir.Prefix + n.Name
+		if key == but {
+			continue
+		}
+		t, err := f.tombOf(tx, key)
+		if err != nil {
+			return err
+		}
+		t.Token = tokens(copyTokens(token, key), t.Token)
+		if err := f.entomb(tx, &t, fx); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // touchNames has a file whose names have changed looked at again, unless it is open for writing and
@@ -175,17 +207,26 @@ func (f *FS) publishName(ctx context.Context, w *work, n meta.Name, order func(c
 	}
 	key := dir.Prefix + n.Name
 	var c copied
-	base := ""
+	base, former := "", ""
 	if err := f.db.Do(func(tx *meta.Tx) error {
 		var err error
 		if c, err = copyOf(tx, w.in.Ino, key); err != nil {
 			return err
 		}
+		base, former = c.ETag, ""
 		t, err := tx.Tomb(key)
-		if base = c.ETag; err == nil && t.Done == 0 {
-			base = t.ETag
+		if err != nil || t.Done != 0 {
+			return absent(err)
 		}
-		return absent(err)
+		base, former = cmp.Or(t.ETag, base), t.Token
+		if c.From != w.in.Object.ETag {
+			return nil
+		}
+		have, err := tx.Lookup(n.Parent, n.Name)
+		if err != nil || have.Ino != w.in.Ino {
+			return absent(err)
+		}
+		return tx.ClearTomb(key) // the copy is what is to be there
 	}); err != nil || c.From == w.in.Object.ETag {
 		return err
 	}
@@ -196,7 +237,7 @@ func (f *FS) publishName(ctx context.Context, w *work, n meta.Name, order func(c
 	if errors.As(err, &other) {
 		if other.Have.Key == "" {
 			job.IfNoneMatch, job.IfMatch = true, ""
-		} else if ours(other.Have, copyTokens(w.dirty.Token, key)) {
+		} else if ours(other.Have, tokens(copyTokens(w.dirty.Token, key), former)) {
 			job.IfNoneMatch, job.IfMatch = false, other.Have.ETag // an earlier content, copied unnoticed
 		} else {
 			return &PathError{Op: "publish", Path: f.path(n.Parent, n.Name), Err: err}

@@ -79,28 +79,24 @@ func (f *FS) inode(n NodeID) (meta.Inode, error) {
 
 // lookup returns the inode of a name, fresh.
 func (f *FS) lookup(ctx context.Context, dir *meta.Inode, name string) (meta.Inode, error) {
+	// The listing comes first: a name that is added between the two reads, by a listing that ends between them, would
+	// be missing by the one and denied by the other.
+	lst, err := f.db.Listing(dir.Ino)
+	if err != nil {
+		return meta.Inode{}, err
+	}
 	in, err := f.db.Lookup(dir.Ino, name)
 	switch {
+	case err == nil && f.freshFor(&in, &lst) > 0:
+		return in, nil
 	case err == nil:
-		lst, err := f.db.Listing(dir.Ino)
-		if err != nil {
-			return in, err
-		}
-		if f.freshFor(&in, &lst) > 0 {
-			return in, nil
-		}
 		return f.confirm(ctx, dir, &in, &lst)
-	case errors.Is(err, meta.ErrNotFound):
-		lst, err := f.db.Listing(dir.Ino)
-		if err != nil {
-			return in, err
-		}
-		if f.missingIsFresh(dir, &lst, name) {
-			return in, ErrNotExist
-		}
-		return f.missing(ctx, dir, &lst, name)
+	case !errors.Is(err, meta.ErrNotFound):
+		return in, err
+	case f.missingIsFresh(dir, &lst, name):
+		return in, ErrNotExist
 	}
-	return in, err
+	return f.missing(ctx, dir, &lst, name)
 }
 
 const (
@@ -175,11 +171,18 @@ func (f *FS) ask(ctx context.Context, dir *meta.Inode, lst *meta.Listing, name s
 		if err := f.relist(ctx, dir); err != nil {
 			return meta.Inode{}, err
 		}
-		in, err := f.db.Lookup(dir.Ino, name)
-		if errors.Is(err, meta.ErrNotFound) {
-			err = ErrNotExist
+		now, err := f.db.Listing(dir.Ino)
+		if err != nil {
+			return meta.Inode{}, err
 		}
-		return in, err
+		in, err := f.db.Lookup(dir.Ino, name)
+		if !errors.Is(err, meta.ErrNotFound) {
+			return in, err
+		}
+		if f.missingIsFresh(dir, &now, name) {
+			return in, ErrNotExist
+		}
+		// The listing began too long ago to tell.
 	}
 	return f.resolve(ctx, dir, name)
 }

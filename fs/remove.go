@@ -265,6 +265,9 @@ func (f *FS) strayed(tx *meta.Tx, in *meta.Inode, key string, fx *effects) error
 		return err
 	}
 	t.Token = tokens(d.Token, t.Token)
+	if err := f.strayedNames(tx, in, key, d.Token, fx); err != nil {
+		return err
+	}
 	d.Token = ""
 	if err := tx.SetDirty(&d); err != nil {
 		return err
@@ -358,10 +361,11 @@ func (f *FS) moveObject(tx *meta.Tx, in, was *meta.Inode, from, to string, fx *e
 		if err := absent(tx.ClearTomb(to)); err != nil || in.Stage != 0 {
 			return err
 		}
-		if in.Links == 0 {
-			in.Flags &^= meta.Local
-			in.Checked = f.now() // a listing that is under way may not have seen it
+		if in.Links > 0 {
+			return nil // its further names may have to be published yet
 		}
+		in.Flags &^= meta.Local
+		in.Checked = f.now() // a listing that is under way may not have seen it
 		return tx.ClearDirty(in.Ino, false)
 	}
 	t, err := f.tombOf(tx, src)

@@ -359,7 +359,7 @@ func (f *FS) fits(dir *meta.Inode) error {
 // also while the origin is away.
 func (f *FS) listTree(ctx context.Context, dir *meta.Inode) error {
 	if err := f.relist(ctx, dir); err != nil {
-		if dir.Flags&meta.Local == 0 || !objstore.KindOf(err).Temporary() {
+		if dir.Flags&(meta.Local|meta.Ours) == 0 || !objstore.KindOf(err).Temporary() {
 			return &PathError{Op: "rename", Path: f.path(dir.Parent, dir.Name), Err: err}
 		}
 		f.log.Warn("a directory is renamed without asking the origin what others put there, since it does not answer",

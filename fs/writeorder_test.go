@@ -116,6 +116,8 @@ var sequences = []struct {
 		map[string]string{"d/": "", "e/": "", "d/a": "2", "e/a": "1"}},
 	{"directory in the place of a file", []string{"put a 1", "drain", "rm a", "mkdir a", "put a/b 2"}, map[string]string{"a/": "", "a/b": "2"}},
 	{"file in the place of a directory", []string{"mkdir a", "put a/b 2", "drain", "rm a/b", "rmdir a", "put a 1"}, map[string]string{"a": "1"}},
+	{"linked, renamed and back", []string{"put a 1", "drain", "ln a b", "mv a c", "mv c a"}, map[string]string{"a": "1", "b": "1"}},
+	{"linked in a directory, renamed and back", []string{"mkdir d", "put d/a 1", "drain", "ln d/a b", "mv d e", "mv e d"}, map[string]string{"d/": "", "d/a": "1", "b": "1"}},
 	{"link, first name removed", []string{"put a 1", "drain", "ln a b", "rm a"}, map[string]string{"b": "1"}},
 	{"link, second name removed", []string{"put a 1", "drain", "ln a b", "rm b"}, map[string]string{"a": "1"}},
 	{"link before it is published", []string{"put a 1", "ln a b", "rm a"}, map[string]string{"b": "1"}},
