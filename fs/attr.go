@@ -140,7 +140,11 @@ func (f *FS) Getattr(ctx context.Context, node NodeID) (Attr, time.Duration, err
 		return a, 0, err
 	}
 	if o := f.open.get(node); o != nil {
-		in, err := f.versionOf(o)
+		// Of the present generation the index knows better: the table may not have heard yet that what was written is
+		// published, and has it as it was opened.
+		if in.Gen != node.Gen() {
+			in, err = f.versionOf(o)
+		}
 		return f.attr(&in), f.opt.TTL, err
 	}
 	in, err = f.fresh(ctx, node)

@@ -29,16 +29,27 @@ func (f *FS) Read(ctx context.Context, node NodeID, fh uint64, off, n int64, pid
 		}
 	}
 	if o.stage != 0 {
-		return f.readStaged(ctx, o, off, n)
+		d, err := f.readStaged(ctx, o, off, n)
+		if !errors.Is(err, cache.ErrNoStage) {
+			return d, err
+		}
+		// It has just been published: as what, is known when that has ended.
+		end, berr := f.open.begin(ctx, node)
+		if berr != nil {
+			return nil, berr
+		}
+		end(nil)
+		if f.open.get(node) == o {
+			return nil, err
+		}
+		return f.Read(ctx, node, fh, off, n, pid)
 	}
 	o.use.RLock()
-	defer o.use.RUnlock()
 	if o.moved {
-		if o = f.open.get(node); o == nil {
-			return nil, ErrBadHandle
-		}
-		return f.readStaged(ctx, o, off, n)
+		o.use.RUnlock()
+		return f.Read(ctx, node, fh, off, n, pid)
 	}
+	defer o.use.RUnlock()
 	if o.obj == nil || off >= o.inode.Object.Size || n <= 0 {
 		return &cache.Data{}, nil
 	}

@@ -273,6 +273,9 @@ func (f *FS) CopyRange(ctx context.Context, from NodeID, fromFH uint64, fromOff 
 	}
 	defer done()
 	r, rdone, err := f.stageFile(src)
+	if errors.Is(err, cache.ErrNoStage) {
+		return 0, ErrUnsupported // it has just been published
+	}
 	if err != nil {
 		return 0, err
 	}
