@@ -20,6 +20,9 @@ func (f *FS) refused(ctx context.Context, w *work, err error) error {
 	case errors.As(err, &c):
 		return f.conflict(ctx, w, c)
 	case errors.As(err, &s):
+		if w.in.Stage != 0 {
+			return f.baseGone(ctx, w)
+		}
 		return f.sourceGone(w, s)
 	case errors.Is(err, publish.ErrChanged):
 		f.completeSoon(w.in.Ino)
@@ -40,12 +43,13 @@ func (f *FS) sourceGone(w *work, s *publish.SourceChanged) error {
 		id, err := f.copyStageIf(obj, w)
 		obj.Release()
 		if err == nil {
-			_, err = f.staged(&w.in, id, 0, true)
-			if err == nil {
-				f.changed(w.in.Parent, w.in.Name)
-				f.completeSoon(w.in.Ino)
+			if _, err = f.staged(&w.in, id, 0, true); err != nil {
+				f.removeStage(id)
+				return err
 			}
-			return err
+			f.changed(w.in.Parent, w.in.Name)
+			f.completeSoon(w.in.Ino)
+			return nil
 		}
 	}
 	return &PathError{Op: "publish", Path: f.path(w.dir.Ino, w.in.Name), Err: fmt.Errorf("it was renamed here, and before the origin had copied it, somebody else removed or replaced its object %q there; put the object back, or give the file up with \"leatfs discard\"", s.Key)}
@@ -62,6 +66,9 @@ func (f *FS) copyStageIf(obj *cache.Object, w *work) (cache.ID, error) {
 // content of our own is built upon. Else what the bucket has keeps the name, and ours is published beside it.
 func (f *FS) conflict(ctx context.Context, w *work, c *publish.Conflict) error {
 	have := c.Have
+	if w.in.Stage != 0 && w.in.Flags&meta.Overlay != 0 && objectKey(&w.in, w.key) == w.key {
+		return f.baseGone(ctx, w)
+	}
 	switch {
 	case have.Key == "":
 		// What was there is gone: nothing is lost by putting ours there.
@@ -94,7 +101,7 @@ func (f *FS) conflict(ctx context.Context, w *work, c *publish.Conflict) error {
 		if err != nil {
 			return err
 		}
-		if in.Stage != 0 || objectKey(&w.in, w.key) == w.key {
+		if in.Flags&meta.Overlay == 0 && (in.Stage != 0 || objectKey(&w.in, w.key) == w.key) {
 			if err := f.dropObject(tx, &in, w.key, &fx); err != nil {
 				return err
 			}

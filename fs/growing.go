@@ -45,8 +45,8 @@ func (f *FS) watchGrowth() {
 // grown tells the stream of a file how large it is, and begins one when it is large enough.
 func (f *FS) grown(ino meta.Ino) {
 	in, err := f.db.Inode(ino)
-	if err != nil || in.Stage == 0 || in.Flags&meta.Removed != 0 {
-		return
+	if err != nil || in.Stage == 0 || in.Flags&(meta.Removed|meta.Overlay) != 0 {
+		return // the holes of an overlay are not zeros
 	}
 	st, err := f.cache.StatStage(in.Stage)
 	if err != nil || st.Size < growMin {

@@ -192,7 +192,7 @@ func (w *ledgerWalk) dirty(d *meta.Dirty) error {
 	q, queued := w.queue[uint64(d.Ino)]
 	e := LedgerEntry{Kind: in.Kind.String(), State: f.ledgerState(d, &q, queued), Bytes: bytes, Since: time.Unix(0, d.Since),
 		Tries: d.Tries, Error: d.Error, order: d.Seq}
-	if queued {
+	if queued && !d.Held {
 		e.Tries, e.Error, e.Next = q.Tries, q.Error, q.Next
 	}
 	if w.wanted != nil && !w.wanted(&e) {

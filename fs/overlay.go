@@ -3,7 +3,9 @@ package fs
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -83,6 +85,12 @@ func extents(file *os.File, off, end int64) (all []publish.Range, err error) {
 // readOverlay reads up to len(b) bytes at off; fewer only at the end of the file. The caller holds
 // o.overMu.
 func (f *FS) readOverlay(ctx context.Context, o *openNode, file *os.File, b []byte, off int64) (int, error) {
+	switch {
+	case !o.overlaid():
+		return readAt(file, b, off) // since a moment
+	case o.obj == nil:
+		return 0, fmt.Errorf("it is published: %w", cache.ErrNoStage)
+	}
 	st, err := file.Stat()
 	if err != nil {
 		return 0, err
@@ -129,20 +137,20 @@ func (f *FS) readBase(ctx context.Context, o *openNode, b []byte, off int64) err
 }
 
 // writeOverlay writes to an overlay: blocks that are written in part, and are holes still, get the
-// rest of what the object has there first.
-func (f *FS) writeOverlay(ctx context.Context, o *openNode, file *os.File, data []byte, off int64) error {
+// rest of what the object has there first. base is that object.
+func (f *FS) writeOverlay(ctx context.Context, o *openNode, file *os.File, data []byte, off int64) (base *cache.Object, err error) {
 	o.overMu.Lock()
 	defer o.overMu.Unlock()
 	end := off + int64(len(data))
 	for _, at := range []int64{off, end} {
-		if at%overlayBlock != 0 && at < o.inode.Object.Size {
+		if o.overlaid() && at%overlayBlock != 0 && at < o.inode.Object.Size {
 			if err := f.fillBlock(ctx, o, file, at-at%overlayBlock); err != nil {
-				return err
+				return o.obj, err
 			}
 		}
 	}
-	_, err := file.WriteAt(data, off)
-	return err
+	_, err = file.WriteAt(data, off)
+	return o.obj, err
 }
 
 // fillBlock makes sure that a block is not a hole.
@@ -173,6 +181,9 @@ func (f *FS) materialise(ctx context.Context, o *openNode) error {
 	defer done()
 	o.overMu.Lock()
 	defer o.overMu.Unlock()
+	if !o.overlaid() {
+		return nil
+	}
 	st, err := file.Stat()
 	if err != nil {
 		return err
@@ -200,6 +211,12 @@ func (f *FS) materialise(ctx context.Context, o *openNode) error {
 		}
 		at = r.Off + r.Len
 	}
+	if at > 0 {
+		// For who looks at its times it is as it was.
+		if err := setTimes(file, st.Sys().(*syscall.Stat_t)); err != nil {
+			return err
+		}
+	}
 	if err := file.Sync(); err != nil {
 		return err
 	}
@@ -216,7 +233,7 @@ func (f *FS) noOverlay(o *openNode) error {
 		return err
 	}
 	o.whole.Store(true)
-	return f.relabelAs(&in, true, func(l *cache.StageLabel) { l.Source = cache.Identity{} })
+	return f.relabelAs(&in, true, func(*cache.StageLabel) {})
 }
 
 // overlaid tells whether the holes of a node's staging file are not zeros.

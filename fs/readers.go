@@ -20,12 +20,12 @@ import (
 const readersPoll = time.Second
 
 // reading returns the objects that were opened here, are not whole here, and are the version of a key with
-// this ETag ("": any), each with a reference. Those that lie below an overlay are not among them.
-func (t *openTable) reading(key, etag string) (out []*cache.Object) {
+// this ETag ("": any), each with a reference. One that lies below the overlay of inode own is not among them.
+func (t *openTable) reading(key, etag string, own meta.Ino) (out []*cache.Object) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, o := range t.nodes {
-		if o.handles == 0 || o.obj == nil || o.pass || o.over || slices.Contains(out, o.obj) {
+		if o.handles == 0 || o.obj == nil || o.pass || o.over && (o.node.Ino() == own || o.whole.Load()) || slices.Contains(out, o.obj) {
 			continue
 		}
 		i := o.obj.Identity()
@@ -64,15 +64,16 @@ func (t *openTable) takenOver() (out []NodeID) {
 
 // keepReaders returns when all who have the version of a key with this ETag open can do without the
 // origin. ErrNotKept when the cache has no room for what they read; an error that passes when the
-// origin does not give it.
-func (f *FS) keepReaders(ctx context.Context, key, etag string) error {
+// origin does not give it. own is an inode that is published there, if any: where it is an overlay of the version,
+// it lies over what has landed afterwards.
+func (f *FS) keepReaders(ctx context.Context, key, etag string, own meta.Ino) error {
 	for _, n := range f.open.takenOver() {
 		if _, err := f.revive(ctx, n); err != nil && ctx.Err() != nil {
 			return ctx.Err()
 		}
 	}
 	var errs []error
-	for _, obj := range f.open.reading(key, etag) {
+	for _, obj := range f.open.reading(key, etag, own) {
 		errs = append(errs, f.keepObject(ctx, obj))
 		obj.Release()
 	}
@@ -112,7 +113,7 @@ func (f *FS) keepReplaced(ctx context.Context, w *work) error {
 	if w.base == "" {
 		return nil
 	}
-	err := f.keepReaders(ctx, w.key, w.base)
+	err := f.keepReaders(ctx, w.key, w.base, w.in.Ino)
 	if errors.Is(err, cache.ErrNotKept) {
 		f.log.Warn("what is open of a replaced object does not fit into the cache: reads of the rest will fail", "path", f.path(w.dir.Ino, w.in.Name), "err", err)
 		return nil

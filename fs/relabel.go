@@ -79,8 +79,13 @@ func (f *FS) relabelAs(was *meta.Inode, aged bool, fn func(*cache.StageLabel)) e
 		return err
 	}
 	l := f.label(&dir, &in)
+	if in.Flags&meta.Overlay != 0 {
+		if l.Source, err = f.identity(&in); err != nil {
+			return err
+		}
+	}
 	if old, err := f.cache.StageLabel(in.Stage); err == nil {
-		l.Synced, l.SyncSize, l.SyncMTime, l.Source = old.Synced, old.SyncSize, old.SyncMTime, old.Source
+		l.Synced, l.SyncSize, l.SyncMTime = old.Synced, old.SyncSize, old.SyncMTime
 		// What is complete keeps its place in the order, whoever writes its label anew: after a power
 		// cut this number says what is published before what.
 		if d, err := f.db.Dirty(in.Ino); err == nil && old.Parent == l.Parent && old.Name == l.Name {

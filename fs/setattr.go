@@ -3,6 +3,8 @@ package fs
 import (
 	"context"
 	"errors"
+	"os"
+	"syscall"
 	"time"
 	"unsafe"
 
@@ -135,10 +137,7 @@ func (f *FS) setStageTimes(in *meta.Inode, set *SetAttr) error {
 		return unix.NsecToTimespec(*at)
 	}
 	times := [2]unix.Timespec{spec(set.ATime), spec(set.MTime)}
-	if _, _, errno := unix.Syscall6(unix.SYS_UTIMENSAT, file.Fd(), 0, uintptr(unsafe.Pointer(&times)), 0, 0, 0); errno != 0 {
-		return errno
-	}
-	return nil
+	return futimens(file, &times)
 }
 
 // resize sets the size of a file, also of one that nobody has open.
@@ -191,6 +190,20 @@ func (f *FS) resizeNow(ctx context.Context, node NodeID, size int64) error {
 	}
 	if f.open.writers(in.Ino) == 0 {
 		f.completeSoon(in.Ino)
+	}
+	return nil
+}
+
+// setTimes gives an open file the times that it had.
+func setTimes(file *os.File, was *syscall.Stat_t) error {
+	times := [2]unix.Timespec{{Sec: was.Atim.Sec, Nsec: was.Atim.Nsec}, {Sec: was.Mtim.Sec, Nsec: was.Mtim.Nsec}}
+	return futimens(file, &times)
+}
+
+// futimens is futimens(3).
+func futimens(file *os.File, times *[2]unix.Timespec) error {
+	if _, _, errno := unix.Syscall6(unix.SYS_UTIMENSAT, file.Fd(), 0, uintptr(unsafe.Pointer(times)), 0, 0, 0); errno != 0 {
+		return errno
 	}
 	return nil
 }

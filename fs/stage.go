@@ -231,14 +231,16 @@ func (f *FS) openStaged(ctx context.Context, node NodeID, in *meta.Inode, flags 
 	write := writes(flags)
 	if write {
 		f.unqueue(in.Ino)
-		if err := f.reopened(in); err != nil {
-			return Opened{}, err
-		}
+		err = f.reopened(in)
 	}
-	if flags&os.O_TRUNC != 0 {
-		if err := f.truncate(ctx, o, 0); err != nil {
-			return Opened{}, err
+	if err == nil && flags&os.O_TRUNC != 0 {
+		err = f.truncate(ctx, o, 0)
+	}
+	if err != nil {
+		if fresh {
+			f.open.close(o)
 		}
+		return Opened{}, err
 	}
 	unique, _ := requestOf(ctx)
 	var fh uint64

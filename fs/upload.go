@@ -70,6 +70,9 @@ func (f *FS) look(ino meta.Ino) (w work, ok bool, err error) {
 			return nil
 		}
 		token := nextToken(former(w.dirty.Token), w.tomb)
+		if w.in.Flags&meta.Overlay != 0 {
+			token = publish.NewToken() // each content is to be told from the others, see ownBase
+		}
 		if u := w.dirty.Upload; u.ID != "" && u.Key == w.key && u.Token != "" {
 			token = u.Token // which its object will have
 		}
@@ -391,6 +394,9 @@ func (f *FS) landed(ctx context.Context, w *work, out publish.Outcome, a *Attr) 
 	if !left && now.Kind == meta.KindDir {
 		f.labelDir(&now) // the origin has it
 	}
+	if now.Flags&meta.Overlay != 0 && !adopted {
+		f.rebased(&now)
+	}
 	if !left && w.in.Stage != 0 && !adopted {
 		f.relabel(&now) // what it is to replace is what has landed
 		f.completeSoon(w.in.Ino)
@@ -425,6 +431,17 @@ func (f *FS) strand(tx *meta.Tx, w *work, d *meta.Dirty, now *meta.Inode, versio
 	t := meta.Tomb{Key: w.key, ETag: version.ETag, VersionID: version.VersionID, Seq: f.db.NextSeq(), Prefix: w.in.Kind == meta.KindDir}
 	if old, err := tx.Tomb(w.key); err == nil {
 		t.Needed, t.Token = old.Needed, old.Token
+	}
+	if now.Flags&meta.Overlay != 0 && now.Stage == w.in.Stage && now.Object.ETag == w.in.Object.ETag && objectKey(&w.in, w.key) == w.key {
+		// What it lies over was replaced by that.
+		now.Object = version
+		now.Object.Key = w.key
+		if now.Flags&meta.Removed == 0 {
+			t.Needed = now.Ino
+		}
+		if err := tx.Update(now); err != nil {
+			return err
+		}
 	}
 	if err := tx.SetTomb(&t); err != nil {
 		return err
@@ -470,6 +487,7 @@ func (f *FS) adopted(node NodeID, in *meta.Inode, commit func(bool)) {
 		commit(true)
 		n.stage = 0
 		if f.open.replace(o, n) {
+			f.open.uncover(o)
 			o.retire()
 		}
 		return
@@ -496,6 +514,7 @@ func (f *FS) adopted(node NodeID, in *meta.Inode, commit func(bool)) {
 		if err != nil {
 			f.open.drop(node) // at its last close
 		}
+		f.open.uncover(o)
 		o.retire()
 	} else {
 		f.open.letGo(n)

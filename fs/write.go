@@ -39,7 +39,7 @@ func (f *FS) Write(ctx context.Context, node NodeID, fh uint64, off int64, data 
 	}
 	if err = f.cache.StageSpace(o.stage, int64(len(data))); err == nil {
 		if o.overlaid() {
-			err = f.writeOverlay(ctx, o, file, data, off)
+			err = f.onBase(ctx, o, func() (*cache.Object, error) { return f.writeOverlay(ctx, o, file, data, off) })
 		} else {
 			_, err = file.WriteAt(data, off)
 		}
@@ -87,9 +87,13 @@ func (f *FS) readStaged(ctx context.Context, o *openNode, off, n int64) (*cache.
 	b := make([]byte, n)
 	var got int
 	if o.overlaid() {
-		o.overMu.RLock()
-		got, err = f.readOverlay(ctx, o, file, b, off)
-		o.overMu.RUnlock()
+		err = f.onBase(ctx, o, func() (*cache.Object, error) {
+			o.overMu.RLock()
+			defer o.overMu.RUnlock()
+			var err error
+			got, err = f.readOverlay(ctx, o, file, b, off)
+			return o.obj, err
+		})
 	} else {
 		got, err = readAt(file, b, off)
 	}

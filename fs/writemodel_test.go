@@ -120,6 +120,9 @@ func runWriteModel(rt *rapid.T, t *testing.T, dir string, pass bool) {
 	r := newRig(t, filepath.Join(dir, "one"), pass)
 	r.opt.SmallObject = 64 << 10
 	r.opt.PartSize = 1 << 20
+	if rapid.Bool().Draw(rt, "change in part") {
+		r.opt.OverlayMin = 1
+	}
 	if rapid.Bool().Draw(rt, "ask at every use") {
 		r.opt.TTL, r.opt.NegativeTTL = 0, 0
 	}

@@ -41,6 +41,14 @@ func (c Counts) Total() int {
 	return n
 }
 
+// Running tells whether a Run of the item is under way, also one that was cancelled.
+func (q *Queue) Running(id uint64) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	e := q.entries[id]
+	return e != nil && e.run != nil
+}
+
 // Counts is cheap.
 func (q *Queue) Counts() Counts {
 	q.mu.Lock()
