@@ -2,17 +2,25 @@ package fs
 
 import (
 	"context"
+	"runtime"
 	"time"
 
 	"github.com/leatfs/leatfs/fs/meta"
 )
 
 // Who makes one file after the other has the processors to itself: what was closed is made complete, and is
-// published, when none was made for between, but after giveWay at the latest. Whoever asks for the
+// published, when none was made for between, but after giveWay at the latest. Then it goes step by step, one
+// publication in pace for each processor, and what has waited for giveWayMost goes at once. Whoever asks for the
 // former in between gets it (completeClosed).
 const (
 	between = 25 * time.Millisecond
 	giveWay = 5 * time.Second
+	// giveWayMost bounds how much later than it was made a file gets to the bucket for the sake of those that are
+	// made meanwhile.
+	giveWayMost = 30 * time.Second
+	// pace leaves those that make files most of the processors: to publish a small one takes 2 ms of one here, and
+	// as much of the server where that is on the same machine.
+	pace = 16 * time.Millisecond
 )
 
 // making notes that a file is being made, until done is called.
@@ -59,4 +67,28 @@ func (f *FS) giveWay(ctx context.Context, ino meta.Ino) {
 		case <-time.After(wait):
 		}
 	}
+	paced := func() bool { return p.busy(time.Now()) > 0 && time.Since(since) < giveWayMost }
+	if !paced() {
+		return
+	}
+	for wait := p.step(); wait > 0 && paced(); wait -= between {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(min(wait, between)):
+		}
+	}
+}
+
+// step tells how long what is to be published while files are made waits for its turn.
+func (p *publisher) step() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	if p.next.Before(now) {
+		p.next = now
+	}
+	wait := p.next.Sub(now)
+	p.next = p.next.Add(pace / time.Duration(runtime.NumCPU()))
+	return wait
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -151,5 +152,28 @@ func TestMissingMeanwhile(t *testing.T) {
 	clock.Add(int64(r.opt.NegativeTTL + time.Millisecond))
 	if _, err := r.walk("d/more"); err != nil {
 		t.Errorf("a second after it was put: %v", err)
+	}
+}
+
+// TestStep: while files are made, publications begin one pace of a processor after the other.
+func TestStep(t *testing.T) {
+	var p publisher
+	const n = 100
+	var last time.Duration
+	for i := range n {
+		wait := p.step()
+		if i == 0 && wait != 0 || wait < 0 {
+			t.Fatalf("step %d waits %v", i, wait)
+		}
+		last = wait
+	}
+	each := pace / time.Duration(runtime.NumCPU())
+	if want := (n - 1) * each; last > want || last < want/2 {
+		t.Errorf("the last of %d waits %v, want about %v", n, last, want)
+	}
+	time.Sleep(last + time.Millisecond)
+	p.next = p.next.Add(-each)
+	if wait := p.step(); wait != 0 {
+		t.Errorf("after a while the first waits %v", wait)
 	}
 }

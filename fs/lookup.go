@@ -157,7 +157,7 @@ func (f *FS) missingMeanwhile(lst *meta.Listing) (list, ok bool) {
 const (
 	// ownRelist is how long, for each name in it, the listing of a directory made here is believed of what is missing
 	// while files are made.
-	ownRelist = 250 * time.Microsecond
+	ownRelist = time.Millisecond
 	// ownRelistMost is how long at most.
 	ownRelistMost = 10 * time.Second
 )

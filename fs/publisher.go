@@ -38,6 +38,7 @@ type publisher struct {
 	mu       sync.Mutex
 	complete []meta.Ino             // to be looked at by the completer, oldest first; by mu
 	oldest   time.Time              // when the first of complete came; by mu
+	next     time.Time              // see step; by mu
 	again    map[meta.Ino]time.Time // somebody writes still: to be looked at again then; by mu
 	wake     chan struct{}          // holds one when there is something to do
 	conflict int64                  // by mu: conflicts since the mount began, see countConflict

@@ -62,8 +62,21 @@ type conn struct {
 	left    context.Context // done when the reader is told to leave
 	endLeft context.CancelFunc
 
-	wg sync.WaitGroup // requests in goroutines of their own
+	wg   sync.WaitGroup // requests in goroutines of their own
+	work chan beside    // takes what a goroutine that waits for it carries out; closed by the reader
+	idle atomic.Int64   // goroutines that wait for work
 }
+
+// beside is a request that is carried out beside the reader.
+type beside struct {
+	in   []byte
+	r    session.Request
+	done func()
+}
+
+// idleMax is how many goroutines wait for the next request that is carried out beside the reader. One that did this
+// before has a stack that is large enough, which a new one would come to by copying it several times.
+const idleMax = 32
 
 const (
 	// The kernel wants room for its largest write in every read of the device.
@@ -78,7 +91,7 @@ const again = fuse.Status(syscall.EAGAIN)
 func newConn(s *raw, opt *fuse.MountOptions, log *slog.Logger) *conn {
 	left, endLeft := context.WithCancel(context.Background())
 	return &conn{log: log, raw: s, began: time.Now(), suspect: make(chan suspect, suspectsMax),
-		kept: newKeeper(), left: left, endLeft: endLeft,
+		kept: newKeeper(), left: left, endLeft: endLeft, work: make(chan beside),
 		fast: fuse.NewProtocolServer(&raw{RawFileSystem: s.RawFileSystem, shared: s.shared, noWait: true}, opt),
 		slow: fuse.NewProtocolServer(s, opt)}
 }
@@ -161,6 +174,7 @@ func (c *conn) serve() (ended bool) {
 		break
 	}
 	close(c.suspect)
+	close(c.work)
 	if ended {
 		close(c.raw.dead)
 	} else {
@@ -244,13 +258,33 @@ func (c *conn) carryOut(in, out []byte, r session.Request) bool {
 		return false
 	}
 	c.waits(h)
+	b := beside{in, r, done}
+	select {
+	case c.work <- b:
+		return true
+	default:
+	}
 	c.wg.Add(1)
 	go func() {
 		defer c.wg.Done()
-		defer done()
-		c.carryOutWaiting(in, r)
+		c.carryOutBeside(b)
 	}()
 	return true
+}
+
+// carryOutBeside carries out a request, and then others that come while few wait for them.
+func (c *conn) carryOutBeside(b beside) {
+	for ok := true; ok; {
+		c.carryOutWaiting(b.in, b.r)
+		b.done()
+		b = beside{}
+		if c.idle.Add(1) <= idleMax {
+			b, ok = <-c.work
+		} else {
+			ok = false
+		}
+		c.idle.Add(-1)
+	}
 }
 
 // carryOutWaiting carries out a request that may have to wait.
