@@ -34,6 +34,7 @@ type publisher struct {
 	// made is when the last file was made here, nanoseconds since start, and makers how many are being made.
 	made, makers atomic.Int64
 	hurried      atomic.Int64 // somebody waits until something is published
+	renaming     atomic.Int64 // renames of which the queue may not have been told all
 
 	mu       sync.Mutex
 	complete []meta.Ino             // to be looked at by the completer, oldest first; by mu
@@ -209,10 +210,10 @@ func (f *FS) enqueueAs(in *meta.Inode, d *meta.Dirty) {
 	if err != nil {
 		return
 	}
-	ino := in.Ino
-	it := publish.Item{ID: uint64(ino), Key: naturalKey(&dir, in), Seq: d.Seq, Tries: d.Tries, Error: d.Error,
+	ino, seq := in.Ino, d.Seq
+	it := publish.Item{ID: uint64(ino), Key: naturalKey(&dir, in), Seq: seq, Tries: d.Tries, Error: d.Error,
 		Run: func(ctx context.Context, order func(context.Context) error) error {
-			return f.publishInode(ctx, ino, order)
+			return f.publishInode(ctx, ino, seq, order)
 		}}
 	if t, err := f.db.Tomb(it.Key); err == nil && t.Done == 0 {
 		if t.Needed != 0 && t.Needed != ino {

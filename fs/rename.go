@@ -71,6 +71,8 @@ func (f *FS) Rename(ctx context.Context, parent NodeID, name string, toParent No
 		}
 	}
 	f.completeClosed()
+	f.publisher.renaming.Add(1)
+	defer f.publisher.renaming.Add(-1)
 	var fx effects
 	err = f.change(ctx, opRename, func(tx *meta.Tx) error {
 		fx.reset()

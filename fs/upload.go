@@ -24,8 +24,9 @@ type work struct {
 	needs meta.Ino
 }
 
-// look reads what there is to do; ok is false when there is nothing, or not now.
-func (f *FS) look(ino meta.Ino) (w work, ok bool, err error) {
+// look reads what there is to do; ok is false when there is nothing, or not now. seq is the place in the order that the
+// queue knows: in another one the inode may come after what the queue has not been told of yet (overtaken).
+func (f *FS) look(ino meta.Ino, seq uint64) (w work, ok bool, err error) {
 	err = f.db.Do(func(tx *meta.Tx) error {
 		w, ok = work{}, false
 		var err error
@@ -37,6 +38,9 @@ func (f *FS) look(ino meta.Ino) (w work, ok bool, err error) {
 		}
 		if w.dirty.Seq == 0 || w.dirty.Held || w.in.Flags&meta.Removed != 0 {
 			return nil
+		}
+		if w.dirty.Seq != seq {
+			return errOvertaken
 		}
 		if w.dir, err = tx.Inode(w.in.Parent); err != nil {
 			return err
@@ -82,6 +86,18 @@ func (f *FS) look(ino meta.Ino) (w work, ok bool, err error) {
 	return w, ok, err
 }
 
+// errOvertaken: the index has given an inode another place in the order than the queue knows.
+var errOvertaken = fmt.Errorf("%w: it was changed or renamed", errLater)
+
+// overtaken has what was changed by somebody who has told the queue of it, before or after somebody else, looked at
+// again. Who renames tells it yet, of all that belongs together.
+func (f *FS) overtaken(ino meta.Ino) error {
+	if f.publisher.renaming.Load() == 0 {
+		f.enqueue(ino)
+	}
+	return errOvertaken
+}
+
 // absent makes "not found" no error.
 func absent(err error) error {
 	if errors.Is(err, meta.ErrNotFound) {
@@ -92,10 +108,13 @@ func absent(err error) error {
 
 // publishInode brings to the origin what an inode has that the origin has not. The queue calls it
 // again when it fails.
-func (f *FS) publishInode(ctx context.Context, ino meta.Ino, order func(context.Context) error) error {
+func (f *FS) publishInode(ctx context.Context, ino meta.Ino, seq uint64, order func(context.Context) error) error {
 	f.giveWay(ctx, ino)
 	for range maxRebase {
-		if err := f.publishOnce(ctx, ino, order); !errors.Is(err, errRebased) {
+		switch err := f.publishOnce(ctx, ino, seq, order); {
+		case errors.Is(err, errOvertaken):
+			return f.overtaken(ino)
+		case !errors.Is(err, errRebased):
 			return err
 		}
 	}
@@ -108,8 +127,8 @@ const maxRebase = 4
 
 var errRebased = errors.New("what is under the key keeps changing")
 
-func (f *FS) publishOnce(ctx context.Context, ino meta.Ino, order func(context.Context) error) error {
-	w, ok, err := f.look(ino)
+func (f *FS) publishOnce(ctx context.Context, ino meta.Ino, seq uint64, order func(context.Context) error) error {
+	w, ok, err := f.look(ino, seq)
 	if err != nil || !ok {
 		return err
 	}
