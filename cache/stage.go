@@ -238,6 +238,18 @@ func (c *Cache) WalkStages(fn func(ID, StageLabel, error) bool) error {
 	return nil
 }
 
+// StageIDs returns the IDs of all staging files.
+func (c *Cache) StageIDs() (ids []ID, err error) {
+	for _, d := range c.dirs {
+		some, err := d.stages()
+		if err != nil {
+			return nil, fmt.Errorf("cache directory %s: %w", d.path, err)
+		}
+		ids = append(ids, some...)
+	}
+	return ids, nil
+}
+
 // stages returns the IDs of the staging files of d, in order.
 func (d *dir) stages() (ids []ID, err error) {
 	err = d.stagingNames(func(name string) error {

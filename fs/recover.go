@@ -31,7 +31,7 @@ func (f *FS) recover() error {
 	}
 	// The labels that are written from now on are younger than all that there are.
 	f.db.RaiseSeq(uint64(f.now()))
-	dirty, err := f.allDirty()
+	dirty, known, err := f.allDirty()
 	if err != nil {
 		return err
 	}
@@ -43,9 +43,13 @@ func (f *FS) recover() error {
 		if err := f.db.Apply(cache.Batch{Vars: map[string][]byte{varBoot: boot}, Needed: true}); err != nil {
 			return err
 		}
-		if dirty, err = f.allDirty(); err != nil {
+		if dirty, known, err = f.allDirty(); err != nil {
 			return err
 		}
+	}
+	orphans, err := f.orphans(known)
+	if err != nil {
+		return err
 	}
 	for i := range dirty {
 		f.unclosed(&dirty[i])
@@ -53,7 +57,7 @@ func (f *FS) recover() error {
 	f.wg.Add(1)
 	go func() {
 		defer f.wg.Done()
-		if err := f.takeUp(dirty); err != nil && f.ctx.Err() == nil {
+		if err := f.takeUp(dirty, orphans); err != nil && f.ctx.Err() == nil {
 			f.log.Error("not all that was written and not published could be taken up; unmount and mount again", "err", err)
 		}
 	}()
@@ -66,14 +70,15 @@ type left struct {
 	d  meta.Dirty
 }
 
-// allDirty reads all that is dirty below the root of this mount.
-func (f *FS) allDirty() (all []left, err error) {
+// allDirty reads all that is dirty below the root of this mount, and which staging files the index knows, of all mounts.
+func (f *FS) allDirty() (all []left, stages map[cache.ID]bool, err error) {
+	stages = make(map[cache.ID]bool)
 	var found []meta.Dirty
 	if err := f.db.WalkDirty(0, func(d meta.Dirty) bool {
 		found = append(found, d)
 		return true
 	}); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for _, d := range found {
 		in, err := f.db.Inode(d.Ino)
@@ -81,13 +86,16 @@ func (f *FS) allDirty() (all []left, err error) {
 			continue
 		}
 		if err != nil {
-			return nil, err
+			return nil, nil, err
+		}
+		if in.Stage != 0 {
+			stages[in.Stage] = true
 		}
 		if f.below(&in) {
 			all = append(all, left{in, d})
 		}
 	}
-	return all, nil
+	return all, stages, nil
 }
 
 // below tells whether an inode is below the root of this mount: others may share the index.
@@ -108,8 +116,8 @@ func (f *FS) below(in *meta.Inode) bool {
 	return false
 }
 
-// takeUp goes on with what was dirty at the start and every tomb.
-func (f *FS) takeUp(dirty []left) error {
+// takeUp goes on with what was dirty at the start and every tomb, and removes the orphans.
+func (f *FS) takeUp(dirty []left, orphans []cache.ID) error {
 	for i := range dirty {
 		if f.ctx.Err() != nil {
 			return nil
@@ -124,7 +132,7 @@ func (f *FS) takeUp(dirty []left) error {
 	}); err != nil {
 		return err
 	}
-	return f.removeOrphans()
+	return f.removeOrphans(orphans)
 }
 
 // unclosed holds a file that was not closed when who wrote it lost the mount: nobody said that it is whole. It is
@@ -199,39 +207,35 @@ func (f *FS) mendLabel(in *meta.Inode) {
 	f.relabel(in)
 }
 
-// removeOrphans removes staging files that the index knows nothing of: their making, or their end, was
-// cut short. Those of other origins, and of which nothing can be read, stay.
-func (f *FS) removeOrphans() error {
-	known, err := f.allStages()
-	if err != nil {
-		return err
+// orphans returns the staging files that the index knows nothing of: their making, or their end, was cut short. It
+// is to be called before anything is opened: what is opened for writing later may become a staging file under an old
+// number before the index knows it as one.
+func (f *FS) orphans(known map[cache.ID]bool) (ids []cache.ID, err error) {
+	all, err := f.cache.StageIDs()
+	for _, id := range all {
+		if !known[id] && uint64(id) <= f.firstNew {
+			ids = append(ids, id)
+		}
 	}
-	return f.cache.WalkStages(func(id cache.ID, l cache.StageLabel, lerr error) bool {
-		if lerr != nil {
-			f.log.Error("a staging file says not whose it is; it stays where it is, and may hold what somebody wrote", "file", id, "err", lerr)
-			return f.ctx.Err() == nil
-		}
-		if l.Origin != f.store.String() || !strings.HasPrefix(l.Dir, f.root.Prefix) || known[id] || uint64(id) > f.firstNew {
-			return f.ctx.Err() == nil
-		}
-		f.removeStage(id)
-		return f.ctx.Err() == nil
-	})
+	return ids, err
 }
 
-// allStages returns the staging files that the index knows.
-func (f *FS) allStages() (map[cache.ID]bool, error) {
-	known := make(map[cache.ID]bool)
-	var err error
-	werr := f.db.WalkDirty(0, func(d meta.Dirty) bool {
-		var in meta.Inode
-		if in, err = f.db.Inode(d.Ino); err == nil && in.Stage != 0 {
-			known[in.Stage] = true
+// removeOrphans removes orphans. Those of other origins, and of which nothing can be read, stay.
+func (f *FS) removeOrphans(ids []cache.ID) error {
+	for _, id := range ids {
+		if f.ctx.Err() != nil {
+			return nil
 		}
-		err = absent(err)
-		return err == nil
-	})
-	return known, errors.Join(err, werr)
+		l, err := f.cache.StageLabel(id)
+		switch {
+		case errors.Is(err, cache.ErrNoStage):
+		case err != nil:
+			f.log.Error("a staging file says not whose it is; it stays where it is, and may hold what somebody wrote", "file", id, "err", err)
+		case l.Origin == f.store.String() && strings.HasPrefix(l.Dir, f.root.Prefix):
+			f.removeStage(id)
+		}
+	}
+	return nil
 }
 
 // lastHandle sees to what is to be done once nobody has an inode open any more.

@@ -184,10 +184,8 @@ func (f *FS) staged(in *meta.Inode, id cache.ID, flags meta.Flags, another bool)
 		if err := tx.Update(&now); err != nil {
 			return err
 		}
-		if now.Flags&meta.Removed != 0 {
-			return nil
-		}
-		// A copy of what it was may be under way.
+		// A copy of what it was may be under way. Of a file without a name the record tells the next process whose the
+		// staging file is, as it does of one that lost its name later.
 		d, err := tx.Dirty(in.Ino)
 		if err := absent(err); err != nil {
 			return err
