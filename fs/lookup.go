@@ -168,6 +168,7 @@ func (f *FS) ask(ctx context.Context, dir *meta.Inode, lst *meta.Listing, name s
 	case lst.Complete == 0 && n > inlineMisses:
 		f.list(dir) // then there is one to go by
 	case lst.Complete != 0 && n > lst.Entries/inlineRelist:
+		since := f.now() - int64(f.opt.NegativeTTL)
 		if err := f.relist(ctx, dir); err != nil {
 			return meta.Inode{}, err
 		}
@@ -179,7 +180,7 @@ func (f *FS) ask(ctx context.Context, dir *meta.Inode, lst *meta.Listing, name s
 		if !errors.Is(err, meta.ErrNotFound) {
 			return in, err
 		}
-		if f.missingIsFresh(dir, &now, name) {
+		if now.Complete >= since || f.opt.Immutable {
 			return in, ErrNotExist
 		}
 		// The listing began too long ago to tell.
