@@ -48,6 +48,13 @@ func (f *FS) list(dir *meta.Inode) *listJob {
 	go func() {
 		defer f.wg.Done()
 		j.err = f.listNow(f.ctx, &d, j)
+		for errors.Is(j.err, meta.ErrMoved) && f.ctx.Err() == nil {
+			// It was renamed meanwhile: what is below its prefix now counts.
+			if d, j.err = f.db.Inode(d.Ino); j.err == nil {
+				j.again()
+				j.err = f.listNow(f.ctx, &d, j)
+			}
+		}
 		f.heard(j.err)
 		f.listMu.Lock()
 		if f.lists[d.Ino] == j {
@@ -69,6 +76,13 @@ func (f *FS) relist(ctx context.Context, dir *meta.Inode) error {
 		err = f.list(dir).wait(ctx)
 	}
 	return err
+}
+
+// again has the listing begin anew.
+func (j *listJob) again() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.ranges, j.entries, j.hidden = nil, 0, 0
 }
 
 // wait returns when the listing has ended.
@@ -136,7 +150,16 @@ func (f *FS) listNow(ctx context.Context, dir *meta.Inode, j *listJob) error {
 		l.Complete = 0
 	}
 	f.staleHits.forget(negKey(dir.Ino, ""))
-	err = f.db.SetListing(dir.Ino, l)
+	err = f.db.Do(func(tx *meta.Tx) error {
+		now, err := tx.Inode(dir.Ino)
+		if err != nil {
+			return err
+		}
+		if now.Prefix != dir.Prefix {
+			return meta.ErrMoved
+		}
+		return tx.SetListing(dir.Ino, l)
+	})
 	if errors.Is(err, meta.ErrNoSpace) {
 		return nil // the names are right; only when they were confirmed is not remembered
 	}
@@ -148,7 +171,7 @@ func (f *FS) listNow(ctx context.Context, dir *meta.Inode, j *listJob) error {
 func (f *FS) page(dir *meta.Inode, p *list.Page, began int64) (meta.Page, int64) {
 	var hidden int64
 	out := meta.Page{From: strings.TrimPrefix(p.From, dir.Prefix), To: strings.TrimPrefix(p.To, dir.Prefix),
-		Began: began, Objects: make([]meta.ListedObject, 0, len(p.Objects)), Dirs: make([]string, 0, len(p.Prefixes))}
+		Prefix: dir.Prefix, Began: began, Objects: make([]meta.ListedObject, 0, len(p.Objects)), Dirs: make([]string, 0, len(p.Prefixes))}
 	for i := range p.Objects {
 		o := &p.Objects[i]
 		name := strings.TrimPrefix(o.Key, dir.Prefix)

@@ -481,7 +481,8 @@ func (f *FS) put(dir, want *meta.Inode, obj *objstore.Object, began int64) (meta
 	return meta.Inode{}, fmt.Errorf("index: %s keeps changing", f.path(dir.Ino, want.Name))
 }
 
-// insertSeen adds what the origin was found to have since began, unless it was removed here meanwhile.
+// insertSeen adds what the origin was found to have since began, unless it was removed here meanwhile, or its
+// directory renamed.
 func (f *FS) insertSeen(dir, want *meta.Inode, began int64) (in meta.Inode, err error) {
 	key := dir.Prefix + want.Name
 	if want.Kind == meta.KindDir {
@@ -494,6 +495,13 @@ func (f *FS) insertSeen(dir, want *meta.Inode, began int64) (in meta.Inode, err 
 		}
 		if err != nil && !errors.Is(err, meta.ErrNotFound) {
 			return err
+		}
+		now, err := tx.Inode(dir.Ino)
+		if err != nil {
+			return err
+		}
+		if now.Prefix != dir.Prefix {
+			return ErrNotExist // it is below another prefix than what was asked for
 		}
 		in, err = tx.Insert(dir.Ino, *want)
 		return err

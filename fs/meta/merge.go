@@ -48,7 +48,7 @@ type listed struct {
 //
 // Merge may run in parallel with everything else, also on the same directory. It is not one
 // transaction: when it fails or the process dies, part of the page is merged, each name
-// wholly or not at all. ErrNotFound when dir is not there or was removed.
+// wholly or not at all. ErrNotFound when dir is not there or was removed, ErrMoved when it was renamed.
 func (db *DB) Merge(dir Ino, p Page) (MergeResult, error) {
 	m := merger{db: db, dir: dir, page: &p}
 	if err := m.prepare(); err != nil {
@@ -212,6 +212,9 @@ func (m *merger) step() (done bool, err error) {
 	err = db.view(func(read *badger.Txn) error {
 		if m.current, err = readDir(read, m.dir); err != nil {
 			return err
+		}
+		if p := m.page.Prefix; p != "" && p != m.current.Prefix {
+			return &callerError{ErrMoved}
 		}
 		// Reads and writes are two transactions: an iterator of one that writes notes every
 		// key it sees. The lock keeps what is read true.

@@ -11,6 +11,8 @@ type Page struct {
 	// From and To bound the range: sort keys greater than From up to and including To.
 	// From "" is the beginning, To "" is the end.
 	From, To string
+	// Prefix is what was listed. A directory that has another one by now is left alone: ErrMoved. "" is not compared.
+	Prefix string
 	// Objects and Dirs are names without "/", NUL and the directory's prefix, 1 to MaxName
 	// bytes. Each name once in each. Any order will do; that of the listing is quickest.
 	// Names outside the range are merged too, they only prove nothing about others.

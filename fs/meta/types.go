@@ -160,6 +160,8 @@ var (
 	ErrNoSpace = errors.New("meta: no space left for the index")
 	// ErrTooBig: what does not fit in one transaction. Nothing was changed.
 	ErrTooBig = errors.New("meta: too big for one transaction")
+	// ErrMoved: the directory has another prefix by now.
+	ErrMoved = errors.New("meta: the directory was renamed")
 	// ErrClosed: the index was closed.
 	ErrClosed = errors.New("meta: the index is closed")
 	// ErrDamaged: what the index holds cannot be read. The next Open starts a fresh one.
