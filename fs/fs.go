@@ -213,6 +213,7 @@ func New(cfg Config) (*FS, error) {
 	f.contents.session = s
 	f.open.lastWriter = f.completeSoon
 	f.open.lastHandle = f.lastHandle
+	f.open.unstage = f.removeStage
 	f.restore()
 	f.cache.SetReclaim(f.open.reclaim)
 	f.cache.SetDamaged(f.damaged)

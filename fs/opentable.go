@@ -26,6 +26,7 @@ type openNode struct {
 	file    cache.ID      // the file that is lent; the object gets another when it is damaged
 	pass    bool          // the kernel reads the cache file itself
 	noPass  bool          // registering it failed: the daemon serves it to the end
+	empty   cache.ID      // of an empty object: the staging file that it was, which those have who had it open
 	failed  failure       // of a read, lately
 	// restored: the process before this one opened it. inode and obj are not known; revive
 	// finds them when they are needed, and puts another openNode in this one's place.
@@ -70,6 +71,7 @@ type openTable struct {
 	writing    map[meta.Ino]int
 	lastWriter func(meta.Ino)
 	lastHandle func(meta.Ino)
+	unstage    func(cache.ID) // removes a staging file
 }
 
 // maxKept is how many backing ids are kept after the last close. An open that finds one
@@ -303,6 +305,9 @@ func (t *openTable) letGo(o *openNode) {
 	}
 	if o.obj != nil {
 		o.obj.Release()
+	}
+	if o.empty != 0 {
+		t.unstage(o.empty)
 	}
 	o.retire()
 }

@@ -72,15 +72,23 @@ func (f *FS) stageNew(in *meta.Inode, o *openNode) (meta.Inode, error) {
 	if err != nil {
 		return *in, err
 	}
+	if o != nil && o.empty != 0 {
+		return f.stageAgain(&dir, in, o)
+	}
 	id, file, err := f.cache.NewStage(f.label(&dir, in))
 	if err != nil {
 		return *in, &PathError{Op: "open", Path: f.path(in.Parent, in.Name), Err: err}
 	}
 	closeFile(file)
-	now, err := f.staged(in, id, 0, false)
+	another := o != nil && o.pass // the kernel has a file that is nowhere any more
+	now, err := f.staged(in, id, 0, another)
 	if err != nil {
 		f.removeStage(id)
 		return *in, err
+	}
+	if another {
+		f.open.drop(o.node)
+		return now, ErrStale
 	}
 	if o != nil {
 		f.open.replace(o, &openNode{node: o.node, inode: now, stage: id})
@@ -88,6 +96,28 @@ func (f *FS) stageNew(in *meta.Inode, o *openNode) (meta.Inode, error) {
 		f.doom(in)
 	}
 	return now, nil
+}
+
+// stageAgain stages an empty file that was a staging file before, which those have who had it open then.
+func (f *FS) stageAgain(dir, in *meta.Inode, o *openNode) (meta.Inode, error) {
+	id := o.empty
+	err := f.cache.RelabelStage(id, f.label(dir, in))
+	if err == nil {
+		err = f.keepTimes(in, id)
+	}
+	if err != nil {
+		return *in, &PathError{Op: "open", Path: f.path(in.Parent, in.Name), Err: err}
+	}
+	now, err := f.staged(in, id, 0, false)
+	if err != nil {
+		return *in, err
+	}
+	n := &openNode{node: o.node, inode: now, stage: id, backing: o.backing, ref: o.ref, file: o.file, pass: o.pass}
+	if f.open.replace(o, n) {
+		o.empty = 0
+		return now, nil
+	}
+	return now, ErrStale
 }
 
 // stageTaken makes the file of a complete object the staging file, or a copy of it.

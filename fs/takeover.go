@@ -156,6 +156,10 @@ func (t *openTable) replace(o, n *openNode) bool {
 		return false
 	}
 	n.handles, n.writers, n.dead = o.handles, o.writers, o.dead
+	if o.idle != nil { // closed meanwhile
+		t.kept.Remove(o.idle)
+		o.idle, n.idle = nil, t.kept.PushBack(n)
+	}
 	t.put(n)
 	return true
 }

@@ -295,8 +295,8 @@ func (f *FS) landed(ctx context.Context, w *work, out publish.Outcome, a *Attr) 
 				return err
 			}
 		}
-		if ok && w.in.Flags&meta.Overlay != 0 {
-			adopted = true // what it does not hold is not here: the file goes
+		if ok && (w.in.Flags&meta.Overlay != 0 || version.Size == 0) {
+			adopted = true // what it does not hold is not here, or there is nothing: the file goes
 			commit = func(ok bool) {
 				if ok {
 					f.removeStage(w.in.Stage)
@@ -502,12 +502,23 @@ func (f *FS) adopted(node NodeID, in *meta.Inode, commit func(bool)) {
 	}
 	n := &openNode{node: node, inode: *in, backing: o.backing, ref: o.ref, file: o.file, pass: o.pass, noPass: o.noPass}
 	if in.Object.Size == 0 {
-		// Its readers keep the empty file that was unlinked.
-		commit(true)
-		n.stage = 0
+		if !o.pass {
+			commit(true)
+		} else {
+			// The kernel reads it: should somebody write to it, it is to be this file again. It has no name after a power cut.
+			n.empty = o.file
+			if err := f.cache.RelabelStage(n.empty, cache.StageLabel{Origin: f.store.String(), Ino: uint64(in.Ino), Removed: true}); err != nil {
+				f.log.Warn("the label of an empty file that was published", "path", f.path(in.Parent, in.Name), "err", err)
+			}
+		}
 		if f.open.replace(o, n) {
 			f.open.uncover(o)
 			o.retire()
+			if n.empty != 0 {
+				f.open.drop(node) // at its last close
+			}
+		} else if n.empty != 0 {
+			commit(true)
 		}
 		return
 	}
