@@ -69,7 +69,8 @@ func TestParallelPrograms(t *testing.T) {
 					case 0:
 						o.shut()
 					case 1:
-						o.fates(func(objstore.Op) fate { return fate(n % 3) })
+						what := fate(n % 3)
+						o.fates(func(objstore.Op) fate { return what })
 					case 2:
 						o.fates(nil)
 					case 3:

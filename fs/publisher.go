@@ -43,6 +43,7 @@ type publisher struct {
 	again    map[meta.Ino]time.Time // somebody writes still: to be looked at again then; by mu
 	wake     chan struct{}          // holds one when there is something to do
 	conflict int64                  // by mu: conflicts since the mount began, see countConflict
+	read     map[string]bool        // keys whose deletion waits for who has the object open; by mu
 	growing  map[meta.Ino]*growth   // files that are uploaded while they grow; by mu
 }
 
@@ -51,6 +52,7 @@ func (f *FS) startPublisher() error {
 	p.seed, p.start = maphash.MakeSeed(), time.Now()
 	p.again = make(map[meta.Ino]time.Time)
 	p.wake = make(chan struct{}, 1)
+	p.read = make(map[string]bool)
 	p.growing = make(map[meta.Ino]*growth)
 	p.conflict = f.conflictsBefore()
 	p.pub = publish.New(f.store, publish.Options{PartSize: f.opt.PartSize, Parallel: f.opt.UploadParallel, Scratch: f.opt.Scratch, Reuse: f.opt.ReuseParts, Log: f.log})

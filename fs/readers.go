@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/leatfs/leatfs/cache"
@@ -155,12 +156,39 @@ func (f *FS) movedPast(tx *meta.Tx, w *work, now *meta.Inode) error {
 	return nil
 }
 
+// setRead notes whether the deletion of a key waits for somebody to close what was removed.
+func (p *publisher) setRead(key string, waits bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if waits {
+		p.read[key] = true
+	} else {
+		delete(p.read, key)
+	}
+}
+
+// isRead tells whether a deletion waits for somebody to close what was removed: its own object, or one below.
+func (p *publisher) isRead(t *meta.Tomb) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !t.Prefix {
+		return p.read[t.Key]
+	}
+	for key := range p.read {
+		if strings.HasPrefix(key, t.Key) {
+			return true
+		}
+	}
+	return false
+}
+
 // unread has the deletion go on that waited for somebody to close a removed file.
 func (f *FS) unread(in *meta.Inode) {
 	if in.Flags&meta.Removed == 0 || in.Object.Size == 0 || f.db.TombCount() == 0 {
 		return
 	}
 	if ident, err := f.identity(in); err == nil {
+		f.publisher.setRead(ident.Key, false)
 		f.publisher.queue.Retry(f.tombID(ident.Key))
 	}
 }

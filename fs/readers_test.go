@@ -108,7 +108,16 @@ func TestNoRoomForReaders(t *testing.T) {
 	if got, err := open[0].read(30<<20, 4096); err != nil || len(got) != 4096 {
 		t.Errorf("a read of what is removed, and not here: %d bytes, %v", len(got), err)
 	}
+	// Who wants to know whether all is done is told that it is not, and does not wait for the close.
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if s, err := p.fs.Sync(ctx, nil); err != nil || s.Left.Deletes != 1 || s.Left.Files() != 0 {
+		t.Errorf("sync: %+v, %v", s.Left, err)
+	}
 	open[0].close()
 	open[1].close()
+	if s, err := p.fs.Sync(ctx, nil); err != nil || s.Left.Total() != 0 {
+		t.Errorf("sync after the close: %+v, %v", s.Left, err)
+	}
 	eventually("what is closed is deleted", func(b map[string]string) bool { _, there := b["big"]; return !there })
 }

@@ -62,7 +62,9 @@ func (f *FS) bury(ctx context.Context, key string, order func(context.Context) e
 		if err := order(ctx); err != nil {
 			return err
 		}
-		if err := f.keepReaders(ctx, key, t.ETag, 0); errors.Is(err, cache.ErrNotKept) {
+		err := f.keepReaders(ctx, key, t.ETag, 0)
+		f.publisher.setRead(key, errors.Is(err, cache.ErrNotKept))
+		if errors.Is(err, cache.ErrNotKept) {
 			f.log.Warn("a removed object stays in the bucket until it is closed: the cache has no room for what is not read of it yet", "key", key, "err", err)
 			return fmt.Errorf("%w: %q is open", errLater, key)
 		} else if err != nil {
