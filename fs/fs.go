@@ -41,6 +41,8 @@ type Options struct {
 	// UID and GID own every file; FileMode and DirMode are its permission bits.
 	UID, GID          uint32
 	FileMode, DirMode uint32
+	// Metadata: modes, times and symbolic links are believed that the metadata of objects tell, see told.go.
+	Metadata bool
 	// ReadOnly refuses all changes.
 	ReadOnly bool
 	// Protect: what this mount did not publish may be neither replaced nor deleted.

@@ -79,6 +79,15 @@ func (f *FS) inode(n NodeID) (meta.Inode, error) {
 
 // lookup returns the inode of a name, fresh.
 func (f *FS) lookup(ctx context.Context, dir *meta.Inode, name string) (meta.Inode, error) {
+	in, err := f.find(ctx, dir, name)
+	if err == nil && f.untold(&in) {
+		return f.head(ctx, dir, &in)
+	}
+	return in, err
+}
+
+// find is lookup; what it finds may be known from a listing only.
+func (f *FS) find(ctx context.Context, dir *meta.Inode, name string) (meta.Inode, error) {
 	// The listing comes first: a name that is added between the two reads, by a listing that ends between them, would
 	// be missing by the one and denied by the other.
 	lst, err := f.db.Listing(dir.Ino)
@@ -277,11 +286,14 @@ func (f *FS) headNow(ctx context.Context, dir, in *meta.Inode) (meta.Inode, erro
 	if err != nil {
 		return *in, err
 	}
-	if in.Kind == meta.KindSymlink && in.Links == 0 && in.Flags&meta.Local == 0 && obj.ETag != in.Object.ETag {
-		// Somebody else's: what a listing would make of it.
-		want := meta.Inode{Parent: dir.Ino, Name: in.Name, Checked: began, Kind: meta.KindFile}
-		setObject(&want, &obj)
-		return f.put(dir, &want, &obj, began)
+	want := meta.Inode{Parent: dir.Ino, Name: in.Name, Checked: began, Kind: meta.KindFile}
+	if err := f.seen(ctx, &want, f.key(dir, in), &obj); err != nil {
+		return *in, err
+	}
+	if in.Kind != want.Kind || want.Kind != meta.KindFile && obj.ETag != in.Object.ETag {
+		if in.Links == 0 && !(in.Kind == meta.KindSymlink && obj.ETag == in.Object.ETag) {
+			return f.put(dir, &want, &obj, began)
+		}
 	}
 	return f.update(in.Ino, &obj, began)
 }
@@ -301,7 +313,10 @@ func (f *FS) update(ino meta.Ino, obj *objstore.Object, began int64) (meta.Inode
 			in.Gen = (in.Gen + 1) & genMask
 			in.Object.File = 0
 			in.Object.ETag, in.Object.Size = obj.ETag, obj.Size
-			in.Flags &^= meta.Ours
+			in.Flags &^= meta.Ours | meta.Told
+		}
+		if f.opt.Metadata && in.Flags&meta.Told == 0 && in.Kind == meta.KindFile && (changed || in.Flags&meta.Ours == 0) {
+			f.tell(in, obj)
 		}
 		in.Object.VersionID = obj.VersionID
 		in.Object.MTime = obj.ModTime.UnixNano()
@@ -434,7 +449,9 @@ func (f *FS) resolveNow(ctx context.Context, dir *meta.Inode, name string) (meta
 			want.Flags |= meta.Shadows
 		}
 	} else {
-		setObject(&want, &obj)
+		if err := f.seen(ctx, &want, key, &obj); err != nil {
+			return meta.Inode{}, err
+		}
 	}
 	return f.put(dir, &want, &obj, began)
 }
@@ -461,7 +478,9 @@ func (f *FS) put(dir, want *meta.Inode, obj *objstore.Object, began int64) (meta
 			return in, err
 		case err != nil:
 			return have, err
-		case have.Kind != want.Kind && have.Flags&meta.Local == 0:
+		case have.Kind == meta.KindSymlink && want.Kind != meta.KindDir && have.Object.ETag == want.Object.ETag:
+			return f.update(have.Ino, obj, began) // whatever its object holds
+		case (have.Kind != want.Kind || want.Kind == meta.KindSymlink) && have.Flags&meta.Local == 0:
 			if have.Checked > began {
 				return have, nil // confirmed since
 			}

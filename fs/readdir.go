@@ -101,7 +101,9 @@ func (h *DirHandle) Readdir(ctx context.Context, cookie uint64, emit func(*DirEn
 			}
 			e = DirEntry{Name: in.Name, Cookie: uint64(in.Ino),
 				Entry: Entry{Node: f.nodeOf(&in), Attr: f.attr(&in), Valid: max(0, valid)}}
-			if in.Stage != 0 {
+			if f.untold(&in) {
+				e.Entry.Valid, e.Entry.Attr.Kind = 0, 0 // it may be a symbolic link
+			} else if in.Stage != 0 {
 				e.Entry.Valid = 0 // its attributes are asked for when they are wanted
 			} else if in.Flags&meta.Local != 0 {
 				e.Entry.Valid = f.opt.TTL

@@ -20,7 +20,7 @@ func flagValues() map[string]string {
 		"log-level": "debug", "log-json": "true", "metrics-addr": "127.0.0.1:9100", "fuse-debug": "true",
 		"max-requests": "17", "list-parallel": "3", "origin-timeout": "7s",
 		"protect": "foreign", "conflicts": "last-wins", "fsync": "remote", "close": "remote",
-		"policy": "/ckpt/**:fsync=remote:close=local", "part-size": "32MiB", "upload-parallel": "7", "reuse-parts": "true",
+		"policy": "/ckpt/**:fsync=remote:close=local", "part-size": "32MiB", "upload-parallel": "7", "reuse-parts": "true", "read-metadata": "true",
 	}
 }
 

@@ -47,6 +47,7 @@ type mountConfig struct {
 	partSize           size
 	uploadParallel     int
 	reuseParts         bool
+	readMetadata       bool
 
 	ttl          time.Duration
 	immutable    bool
@@ -89,6 +90,7 @@ func (c *mountConfig) flags(f *pflag.FlagSet) {
 	f.DurationVar(&c.ttl, "ttl", def.TTL, "how long what the bucket said of a name is believed")
 	f.DurationVar(&c.staleIfError, "stale-if-error", def.StaleIfError, "how much longer while the bucket does not answer; negative: not at all, nor for what this mount wrote")
 	f.BoolVar(&c.immutable, "immutable", false, "objects never change: never ask again of a name that was listed")
+	f.BoolVar(&c.readMetadata, "read-metadata", false, "believe modes, times and symbolic links that the metadata of objects tell, at the cost of a HEAD for each file; not their owners, nor setuid")
 	f.BoolVar(&c.readOnly, "read-only", false, "refuse all changes")
 	f.StringVar(&c.protect, "protect", "none", "what may not be replaced, renamed or deleted: none, or foreign (objects that this mount did not write)")
 	f.StringVar(&c.conflicts, "conflicts", "keep", "when somebody else changed an object that was changed here too: keep both, or last-wins")
@@ -428,7 +430,7 @@ func (c *mountConfig) fsOptions() fs.Options {
 	o.Protect, o.LastWins = c.protect == "foreign", c.conflicts == "last-wins"
 	o.Policies, _ = c.policyList() // checked by complete
 	o.PartSize, o.UploadParallel = int64(c.partSize), c.uploadParallel
-	o.ReuseParts = c.reuseParts
+	o.ReuseParts, o.Metadata = c.reuseParts, c.readMetadata
 	o.Scratch = c.cacheDirs[0]
 	return o
 }

@@ -101,14 +101,14 @@ func TestWriteFlags(t *testing.T) {
 		}
 	}
 	c, f := newFlags()
-	if err := f.Parse([]string{"--protect=foreign", "--part-size=8MiB", "--upload-parallel=3", "--reuse-parts", "--fsync=remote", "--read-only", "--cache-dir=/c"}); err != nil {
+	if err := f.Parse([]string{"--protect=foreign", "--part-size=8MiB", "--upload-parallel=3", "--reuse-parts", "--read-metadata", "--fsync=remote", "--read-only", "--cache-dir=/c"}); err != nil {
 		t.Fatal(err)
 	}
 	if err := c.checkFlags(); err != nil {
 		t.Fatal(err)
 	}
 	o := c.fsOptions()
-	if !o.Protect || o.LastWins || o.PartSize != 8<<20 || o.UploadParallel != 3 || !o.ReuseParts || !o.ReadOnly || o.Scratch != "/c" ||
+	if !o.Protect || o.LastWins || o.PartSize != 8<<20 || o.UploadParallel != 3 || !o.ReuseParts || !o.Metadata || !o.ReadOnly || o.Scratch != "/c" ||
 		!slices.Equal(o.Policies, []fs.Policy{{Pattern: "/**", FsyncRemote: true}}) {
 		t.Errorf("%+v", o)
 	}

@@ -51,7 +51,11 @@ func (r *raw) readdir(cancel <-chan struct{}, in *fuse.ReadIn, add func(*fs.DirE
 }
 
 func dirent(e *fs.DirEntry) fuse.DirEntry {
-	return fuse.DirEntry{Name: e.Name, Ino: e.Entry.Attr.Ino, Mode: modeOf(e.Entry.Attr.Kind), Off: e.Cookie}
+	d := fuse.DirEntry{Name: e.Name, Ino: e.Entry.Attr.Ino, Mode: modeOf(e.Entry.Attr.Kind), Off: e.Cookie}
+	if e.Entry.Attr.Kind == 0 {
+		d.Mode = 0 // DT_UNKNOWN: who wants to know asks for the attributes
+	}
+	return d
 }
 
 func (r *raw) ReadDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {

@@ -68,7 +68,7 @@ func (m *merger) decide(old *Inode, l listed) error {
 	if !same {
 		in.Gen = (in.Gen + 1) & maxGen
 		in.Object = Object{Key: old.Object.Key, Size: o.Size, ETag: o.ETag, MTime: o.MTime}
-		in.Flags &^= Ours
+		in.Flags &^= Ours | Told
 		in.MTime, in.CTime = 0, 0 // they were of what was there before
 	}
 	return m.alter(old, &in, true)

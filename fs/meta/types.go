@@ -80,6 +80,8 @@ const (
 	Ours
 	// Overlay: the holes of the staging file are as in Object, and zeros beyond its end.
 	Overlay
+	// Told: mode and times are what the metadata of Object tells, and so is the kind.
+	Told
 )
 
 // Object is the version of an object that a file inode stands for.
