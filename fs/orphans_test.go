@@ -13,18 +13,18 @@ import (
 )
 
 // killed has another file system go on after a death that left the cache as it was, and what that had begun.
-func (r *rig) killed(t *testing.T) {
+func (r *rig) killed(t fatal) {
 	t.Helper()
 	r.leave(t)
 	db, err := meta.Open(meta.Options{Dir: filepath.Join(r.dir, "index"), NoSync: true})
 	if err != nil {
-		t.Fatal(err)
+		t.Fatalf("index: %v", err)
 	}
 	if err := db.Apply(cache.Batch{Vars: map[string][]byte{"cache/clean": make([]byte, 8)}, Needed: true}); err != nil {
-		t.Fatal(err)
+		t.Fatalf("index: %v", err)
 	}
 	if err := db.Close(); err != nil {
-		t.Fatal(err)
+		t.Fatalf("index: %v", err)
 	}
 	r.start(t)
 }
