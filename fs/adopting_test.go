@@ -59,3 +59,31 @@ func TestReadWhileAdopted(t *testing.T) {
 		})
 	}
 }
+
+// TestRenamedWhileStaged: a file that is renamed while it is opened for writing has the new name on its label too.
+func TestRenamedWhileStaged(t *testing.T) {
+	p, _ := writing(t, true)
+	p.steps(t, "put a 1", "drain")
+	e, err := p.walk("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, err := p.fs.inode(e.Node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, file, err := p.cache.NewStage(p.fs.label(&p.fs.root, &in))
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeFile(file)
+	p.steps(t, "mv a b")
+	if _, err := p.fs.staged(&in, id, 0, false); err != nil {
+		t.Fatal(err)
+	}
+	if l, err := p.cache.StageLabel(id); err != nil || l.Name != "b" {
+		t.Errorf("the label says %q, %v", l.Name, err)
+	}
+	p.fs.completeSoon(in.Ino)
+	p.wantBucket(t, map[string]string{"b": ""})
+}

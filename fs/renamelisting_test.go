@@ -32,8 +32,10 @@ func TestRenamedWhileListed(t *testing.T) {
 			r.start(t)
 			defer r.stop(t)
 			p := newProgram(r)
-			if got, err := p.list("d", 10); err != nil || !slices.Equal(got, []string{"a"}) {
-				t.Fatalf("%q, %v", got, err)
+			if what == "list" { // else names are asked for one by one
+				if got, err := p.list("d", 10); err != nil || !slices.Equal(got, []string{"a"}) {
+					t.Fatalf("%q, %v", got, err)
+				}
 			}
 			d, err := p.walk("d")
 			if err != nil {

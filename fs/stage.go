@@ -227,6 +227,9 @@ func (f *FS) staged(in *meta.Inode, id cache.ID, flags meta.Flags, another bool)
 		}
 		return tx.SetDirty(&meta.Dirty{Ino: in.Ino, Since: f.now(), Token: outdated(d.Token)})
 	})
+	if err == nil && (now.Parent != in.Parent || now.Name != in.Name) {
+		f.relabel(&now) // it was renamed since its label was written
+	}
 	return now, err
 }
 
