@@ -22,6 +22,8 @@ type work struct {
 	tomb    string // tokens of what else of ours may be there
 	// needs is an inode that is still to be copied from key, and comes later.
 	needs meta.Ino
+	// open: somebody could write to the staging file when reading it began.
+	open bool
 }
 
 // look reads what there is to do; ok is false when there is nothing, or not now. seq is the place in the order that the
@@ -246,6 +248,9 @@ func (f *FS) publishStage(ctx context.Context, w *work, job *publish.Job) error 
 		return err
 	}
 	job.File, job.Size = file, a.Size
+	if w.open, err = f.writable(ctx, &w.in, file); err != nil {
+		return err
+	}
 	if w.in.Flags&meta.Overlay != 0 {
 		job.Overlay = f.overlay(w, file)
 	} else {
@@ -426,9 +431,30 @@ func (f *FS) landed(ctx context.Context, w *work, out publish.Outcome, a *Attr) 
 	return nil
 }
 
-// unchanged tells whether a staging file is what was published, and nobody can change it.
+// writable tells whether anybody can write to a staging file, of which file is a descriptor for reading. Who opens
+// it for that from now on is known by the inode's place in the order.
+func (f *FS) writable(ctx context.Context, in *meta.Inode, file *os.File) (bool, error) {
+	node := f.nodeOf(in)
+	end, err := f.open.begin(ctx, node)
+	if err != nil {
+		return false, err
+	}
+	defer end(nil)
+	if f.open.writers(in.Ino) > 0 {
+		return true, nil
+	}
+	if o := f.open.peek(node); o != nil {
+		o.closeStage()
+	}
+	writers, _, err := cache.FileBusy(file)
+	return writers, err
+}
+
+// unchanged tells whether a staging file is what was published, and nobody can change it. What was open when it was
+// read may have been written to since without another time or size: by a page that was dirty already, in the same tick of the clock, or
+// with a time that was set.
 func (f *FS) unchanged(w *work, out *publish.Outcome) (bool, error) {
-	if f.open.writers(w.in.Ino) > 0 || out.Blocks == nil && w.in.Stage == 0 {
+	if w.open || f.open.writers(w.in.Ino) > 0 || out.Blocks == nil && w.in.Stage == 0 {
 		return false, nil
 	}
 	if o := f.open.peek(f.nodeOf(&w.in)); o != nil {
