@@ -7,6 +7,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/leatfs/leatfs/cache"
 	"github.com/leatfs/leatfs/fs/meta"
 	"github.com/leatfs/leatfs/fs/publish"
 )
@@ -29,6 +30,7 @@ const (
 type growth struct {
 	stream *publish.Stream
 	file   *os.File
+	stage  cache.ID // file is this one; its inode may have another by now
 	job    publish.Job
 }
 
@@ -56,6 +58,11 @@ func (f *FS) grown(ino meta.Ino) {
 	p.mu.Lock()
 	g, many := p.growing[ino], len(p.growing) >= growMax
 	p.mu.Unlock()
+	if g != nil && g.stage != in.Stage {
+		// It was begun just when that one was published.
+		f.stopGrowth(ino)
+		return
+	}
 	if g == nil {
 		if many || time.Since(time.Unix(0, st.Mtim.Nano())) > time.Minute {
 			return // or nobody writes
@@ -101,7 +108,7 @@ func (f *FS) growth(in *meta.Inode) *growth {
 	if d.Upload.ID != "" && d.Upload.Key != job.Key {
 		job.Upload = publish.Upload{}
 	}
-	return &growth{stream: f.publisher.pub.Stream(f.ctx, job), file: file, job: job}
+	return &growth{stream: f.publisher.pub.Stream(f.ctx, job), file: file, stage: in.Stage, job: job}
 }
 
 // takeGrowth takes a file's stream out of the table: the caller ends it.
@@ -131,15 +138,15 @@ func (f *FS) stopGrowth(ino meta.Ino) {
 	}()
 }
 
-// finish publishes by the stream of a file, if it has one; done tells that it has.
-func (f *FS) finishGrowth(ctx context.Context, ino meta.Ino, job *publish.Job) (out publish.Outcome, done bool, err error) {
-	g := f.takeGrowth(ino)
+// finishGrowth publishes by the stream of the staging file of an inode, if it has one; done tells that it has.
+func (f *FS) finishGrowth(ctx context.Context, in *meta.Inode, job *publish.Job) (out publish.Outcome, done bool, err error) {
+	g := f.takeGrowth(in.Ino)
 	if g == nil {
 		return out, false, nil
 	}
 	defer closeFile(g.file)
-	if g.job.Key != job.Key {
-		// It was not the name it got.
+	if g.job.Key != job.Key || g.stage != in.Stage {
+		// It was not the name it got, or not the file.
 		if err := g.stream.Abort(); err != nil {
 			f.log.Debug("an upload could not be aborted at once", "key", g.job.Key, "err", err)
 		}

@@ -257,7 +257,7 @@ func (f *FS) publishStage(ctx context.Context, w *work, job *publish.Job) error 
 		job.Reuse = f.reuse.find(w.key, a.Size)
 	}
 	job.Metadata = publish.Metadata(syscall.S_IFREG|a.Mode, a.UID, a.GID, a.MTime, a.CTime, "")
-	out, done, err := f.finishGrowth(ctx, w.in.Ino, job)
+	out, done, err := f.finishGrowth(ctx, &w.in, job)
 	if !done {
 		out, err = f.publisher.pub.Publish(ctx, *job)
 	}
