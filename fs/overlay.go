@@ -143,7 +143,7 @@ func (f *FS) writeOverlay(ctx context.Context, o *openNode, file *os.File, data 
 	defer o.overMu.Unlock()
 	end := off + int64(len(data))
 	for _, at := range []int64{off, end} {
-		if o.overlaid() && at%overlayBlock != 0 && at < o.inode.Object.Size {
+		if o.overlaid() && at%overlayBlock != 0 && at-at%overlayBlock < o.inode.Object.Size {
 			if err := f.fillBlock(ctx, o, file, at-at%overlayBlock); err != nil {
 				return o.obj, err
 			}

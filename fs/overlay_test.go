@@ -319,3 +319,18 @@ func TestOverlayDoesNotGrow(t *testing.T) {
 		t.Errorf("the bucket holds %d bytes, another at %d", len(got), differ([]byte(got), data))
 	}
 }
+
+// TestOverlayAppend: what is written behind the end of a large object, or into the block that it ends in, leaves that block as it is.
+func TestOverlayAppend(t *testing.T) {
+	for _, behind := range []int64{0, 1, 5000} {
+		data := pattern(2<<20+77, 1)
+		p, _ := overlaying(t, slices.Clone(data))
+		at := int64(len(data)) + behind
+		w := p.change(t, "big", at, []byte("more"))
+		data = slices.Concat(data, make([]byte, behind), []byte("more"))
+		w.want(t, data)
+		w.close()
+		p.wantBucket(t, map[string]string{"big": string(data)})
+		p.wantFile(t, "big", string(data))
+	}
+}
