@@ -71,8 +71,15 @@ func (f *FS) grown(ino meta.Ino) {
 			return
 		}
 		p.mu.Lock()
-		p.growing[ino] = g
+		over := p.growing == nil
+		if !over {
+			p.growing[ino] = g
+		}
 		p.mu.Unlock()
+		if over {
+			f.closeGrowth(g)
+			return
+		}
 	}
 	g.stream.Grown(st.Size)
 }
@@ -163,17 +170,21 @@ func (f *FS) closeGrowths() {
 	p := &f.publisher
 	p.mu.Lock()
 	all := p.growing
-	p.growing = nil
+	p.growing = nil // none is begun any more
 	p.mu.Unlock()
+	for _, g := range all {
+		f.closeGrowth(g)
+	}
+}
+
+func (f *FS) closeGrowth(g *growth) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	for _, g := range all {
-		// With a context that is over it only waits for what it has started to end.
-		if _, err := g.stream.Finish(ctx, g.job); err != nil && !errors.Is(err, context.Canceled) {
-			f.log.Debug("a file that was uploaded while it grew", "key", g.job.Key, "err", err)
-		}
-		closeFile(g.file)
+	// With a context that is over it only waits for what it has started to end.
+	if _, err := g.stream.Finish(ctx, g.job); err != nil && !errors.Is(err, context.Canceled) {
+		f.log.Debug("a file that was uploaded while it grew", "key", g.job.Key, "err", err)
 	}
+	closeFile(g.file)
 }
 
 // abortUploads aborts the uploads that the index says nobody needs any more.

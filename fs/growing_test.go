@@ -82,3 +82,21 @@ func TestGrowthOfAnotherFile(t *testing.T) {
 		r.stop(t)
 	}
 }
+
+// TestGrowthAtTheEnd: a stream that is begun just when the file system ends is ended with it.
+func TestGrowthAtTheEnd(t *testing.T) {
+	p, _ := writing(t, true)
+	w, err := p.openFile(t, "a", os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.close()
+	if err := w.write(t, growMin, []byte("!")); err != nil {
+		t.Fatal(err)
+	}
+	p.fs.closeGrowths()
+	p.fs.grown(w.node.Ino())
+	if g := p.fs.takeGrowth(w.node.Ino()); g != nil {
+		t.Error("it stays behind")
+	}
+}

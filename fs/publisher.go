@@ -45,6 +45,7 @@ type publisher struct {
 	conflict int64                  // by mu: conflicts since the mount began, see countConflict
 	read     map[string]bool        // keys whose deletion waits for who has the object open; by mu
 	growing  map[meta.Ino]*growth   // files that are uploaded while they grow; by mu
+	awaited  map[meta.Ino]*awaited  // files whose publication somebody waits for, see publishNow; by mu
 }
 
 func (f *FS) startPublisher() error {
@@ -54,6 +55,7 @@ func (f *FS) startPublisher() error {
 	p.wake = make(chan struct{}, 1)
 	p.read = make(map[string]bool)
 	p.growing = make(map[meta.Ino]*growth)
+	p.awaited = make(map[meta.Ino]*awaited)
 	p.conflict = f.conflictsBefore()
 	p.pub = publish.New(f.store, publish.Options{PartSize: f.opt.PartSize, Parallel: f.opt.UploadParallel, Scratch: f.opt.Scratch, Reuse: f.opt.ReuseParts, Log: f.log})
 	p.queue = publish.NewQueue(publish.QueueOptions{Parallel: f.opt.PublishParallel, OnFail: f.publishFailed})
@@ -332,33 +334,3 @@ func (f *FS) publishFailed(id uint64, tries uint32, next time.Time, err error) {
 
 // clip bounds what stands in the index of an error.
 func clip(s string) string { return s[:min(len(s), 500)] }
-
-// publishNow publishes what a file holds now, and waits. What is written meanwhile may or may not be
-// in it. An error is that of the next try; the file is tried again in the background.
-func (f *FS) publishNow(ctx context.Context, node NodeID) error {
-	in, err := f.inode(node)
-	if err != nil || in.Stage == 0 || in.Flags&meta.Removed != 0 {
-		return err
-	}
-	f.unqueue(in.Ino)
-	err = f.db.Do(func(tx *meta.Tx) error {
-		d, err := tx.Dirty(in.Ino)
-		if err != nil {
-			if errors.Is(err, meta.ErrNotFound) {
-				return nil
-			}
-			return err
-		}
-		d.Seq = f.db.NextSeq()
-		d.Token = outdated(d.Token)
-		return tx.SetDirty(&d)
-	})
-	if err != nil {
-		return err
-	}
-	f.publisher.hurried.Add(1)
-	defer f.publisher.hurried.Add(-1)
-	f.enqueue(in.Ino)
-	f.publisher.queue.Hasten(uint64(in.Ino))
-	return f.publisher.queue.WaitOrFail(ctx, uint64(in.Ino))
-}

@@ -62,3 +62,48 @@ func TestWrittenWhilePublished(t *testing.T) {
 		r.stop(t)
 	}
 }
+
+// TestFsyncRemoteOvertaken: fsync that promises the bucket does not return before the bucket has it, though somebody
+// else opens the file for writing meanwhile, so that what was under way is given up.
+func TestFsyncRemoteOvertaken(t *testing.T) {
+	o := newOrigin()
+	r := newRig(t, t.TempDir(), true)
+	r.opt.Policies = []Policy{{Pattern: "*", FsyncRemote: true}}
+	r.wrap = o.wrap
+	r.start(t)
+	defer r.stop(t)
+	defer o.open()
+	p := newProgram(r)
+	data := string(pattern(17<<20, 1))
+	w, err := p.openFile(t, "a", os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.close()
+	if err := w.write(t, 0, []byte(data)); err != nil {
+		t.Fatal(err)
+	}
+	synced := make(chan error, 1)
+	has := ""
+	o.shut()
+	go func() {
+		err := r.fs.Fsync(context.Background(), w.node, w.o.FH, false)
+		has = bucket(t, r.store)["a"]
+		synced <- err
+	}()
+	o.waitHeld(t, "CREATE MULTIPART a")
+	v, err := p.openFile(t, "a", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer v.close()
+	select {
+	case err := <-synced:
+		t.Fatalf("fsync returned %v, and the bucket holds %d bytes", err, len(has))
+	case <-time.After(3 * time.Second):
+	}
+	o.open()
+	if err := <-synced; err != nil || has != data {
+		t.Errorf("fsync returned %v, and the bucket held %d bytes", err, len(has))
+	}
+}

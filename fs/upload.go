@@ -421,6 +421,9 @@ func (f *FS) landed(ctx context.Context, w *work, out publish.Outcome, a *Attr) 
 	if now.Flags&meta.Overlay != 0 && !adopted {
 		f.rebased(&now)
 	}
+	if !left && w.in.Stage != 0 {
+		f.publisher.hasLanded(w.in.Ino, w.dirty.Seq)
+	}
 	if !left && w.in.Stage != 0 && !adopted {
 		f.relabel(&now) // what it is to replace is what has landed
 		f.completeSoon(w.in.Ino)
