@@ -183,6 +183,9 @@ func (f *FS) promote(tx *meta.Tx, in, was *meta.Inode, from, to string, fx *effe
 	}
 	in.Object = was.Object
 	in.Object.Key, in.Object.ETag, in.Object.VersionID = to, c.ETag, ""
+	if err := absent(tx.ClearTomb(to)); err != nil {
+		return false, err
+	}
 	return true, f.touchNames(tx, in, fx)
 }
 
@@ -207,8 +210,15 @@ func (f *FS) publishName(ctx context.Context, w *work, n meta.Name, order func(c
 	}
 	key := dir.Prefix + n.Name
 	var c copied
-	base, former := "", ""
+	// The queue knows of the first name only: a deletion under this one that has begun could hit the copy, where both have
+	// the same content. One that begins from now on finds that something follows.
+	defer f.enqueueTomb(key) // should it be needed after all
+	if err := f.publisher.queue.Cancel(ctx, f.tombID(key)); err != nil {
+		return err
+	}
+	base, former, needs := "", "", meta.Ino(0)
 	if err := f.db.Do(func(tx *meta.Tx) error {
+		needs = 0
 		var err error
 		if c, err = copyOf(tx, w.in.Ino, key); err != nil {
 			return err
@@ -220,7 +230,8 @@ func (f *FS) publishName(ctx context.Context, w *work, n meta.Name, order func(c
 		}
 		base, former = cmp.Or(t.ETag, base), t.Token
 		if c.From != w.in.Object.ETag {
-			return nil
+			needs, err = f.needed(tx, &t, w)
+			return err
 		}
 		have, err := tx.Lookup(n.Parent, n.Name)
 		if err != nil || have.Ino != w.in.Ino {
@@ -229,6 +240,9 @@ func (f *FS) publishName(ctx context.Context, w *work, n meta.Name, order func(c
 		return tx.ClearTomb(key) // the copy is what is to be there
 	}); err != nil || c.From == w.in.Object.ETag {
 		return err
+	}
+	if needs != 0 {
+		return f.fetchSource(ctx, needs, key)
 	}
 	job := publish.Job{Key: key, Copy: &publish.Source{Key: w.key, ETag: w.in.Object.ETag, VersionID: w.in.Object.VersionID, Size: w.in.Object.Size},
 		Token: copyToken(newest(w.dirty.Token), key), Order: order, IfNoneMatch: base == "", IfMatch: base}

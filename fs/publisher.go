@@ -284,12 +284,10 @@ func (f *FS) enqueueTomb(key string) {
 
 // rekey tells the queue that an inode is called otherwise.
 func (f *FS) rekey(in *meta.Inode) {
-	d, err := f.db.Dirty(in.Ino)
-	if err != nil || d.Seq == 0 || d.Held {
+	if d, err := f.db.Dirty(in.Ino); err != nil || d.Seq == 0 || d.Held {
 		f.unqueue(in.Ino) // it has become clean, or is open
-		return
 	}
-	f.enqueue(in.Ino)
+	f.enqueue(in.Ino) // also what has become complete since: it may have been taken out just now
 }
 
 // unqueue takes an inode out of the queue. It waits for nothing: what is under way ends by itself, and

@@ -55,15 +55,8 @@ func (f *FS) look(ino meta.Ino, seq uint64) (w work, ok bool, err error) {
 		switch {
 		case err == nil && t.Done == 0 && t.ETag != noObject:
 			w.base = t.ETag
-			if t.Needed != 0 && t.Needed != ino {
-				needs, err := tx.Dirty(t.Needed)
-				if err := absent(err); err != nil {
-					return err
-				}
-				if needs.Ino != 0 && needs.Seq < w.dirty.Seq {
-					return fmt.Errorf("%w: what is under %q is still to be copied", errLater, w.key)
-				}
-				w.needs = needs.Ino
+			if w.needs, err = f.needed(tx, &t, &w); err != nil {
+				return err
 			}
 		case err != nil && !errors.Is(err, meta.ErrNotFound):
 			return err
@@ -86,6 +79,22 @@ func (f *FS) look(ino meta.Ino, seq uint64) (w work, ok bool, err error) {
 		return tx.SetDirty(&w.dirty)
 	})
 	return w, ok, err
+}
+
+// needed returns the inode, other than that of w, that is still to be copied from the key of a tomb and comes later, 0 if
+// there is none. errLater when it comes before.
+func (f *FS) needed(tx *meta.Tx, t *meta.Tomb, w *work) (meta.Ino, error) {
+	if t.Needed == 0 || t.Needed == w.in.Ino {
+		return 0, nil
+	}
+	d, err := tx.Dirty(t.Needed)
+	if err := absent(err); err != nil {
+		return 0, err
+	}
+	if d.Ino != 0 && d.Seq < w.dirty.Seq {
+		return 0, fmt.Errorf("%w: what is under %q is still to be copied", errLater, t.Key)
+	}
+	return d.Ino, nil
 }
 
 // errOvertaken: the index has given an inode another place in the order than the queue knows.

@@ -118,6 +118,8 @@ var sequences = []struct {
 	{"file in the place of a directory", []string{"mkdir a", "put a/b 2", "drain", "rm a/b", "rmdir a", "put a 1"}, map[string]string{"a": "1"}},
 	{"linked, renamed and back", []string{"put a 1", "drain", "ln a b", "mv a c", "mv c a"}, map[string]string{"a": "1", "b": "1"}},
 	{"linked in a directory, renamed and back", []string{"mkdir d", "put d/a 1", "drain", "ln d/a b", "mv d e", "mv e d"}, map[string]string{"d/": "", "d/a": "1", "b": "1"}},
+	{"renamed, another's second name in its place", []string{"put a 1", "put b 2", "drain", "mv a c", "ln b a"}, map[string]string{"a": "2", "b": "2", "c": "1"}},
+	{"second name in the place of a file of the same content", []string{"put a 1", "put b 1", "drain", "ln a c", "mv c b"}, map[string]string{"a": "1", "b": "1"}},
 	{"link, first name removed", []string{"put a 1", "drain", "ln a b", "rm a"}, map[string]string{"b": "1"}},
 	{"link, second name removed", []string{"put a 1", "drain", "ln a b", "rm b"}, map[string]string{"a": "1"}},
 	{"link before it is published", []string{"put a 1", "ln a b", "rm a"}, map[string]string{"b": "1"}},
