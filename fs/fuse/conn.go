@@ -155,7 +155,7 @@ func (c *conn) serve() (ended bool) {
 	}()
 	ended = c.takeOver(out)
 	for !ended {
-		n, err := c.file.Read(c.in)
+		n, err := c.readDevice()
 		switch {
 		case err == nil && n >= int(unsafe.Sizeof(fuse.InHeader{})):
 			if c.request(c.in[:n], out) {
@@ -182,6 +182,20 @@ func (c *conn) serve() (ended bool) {
 	}
 	c.wg.Wait()
 	return ended
+}
+
+// readDevice waits for a request and reads it. Of a connection that is aborted the poller hears before it is read from, and
+// says only that it cannot be waited for: what there is, the device tells.
+func (c *conn) readDevice() (int, error) {
+	n, err := c.file.Read(c.in)
+	var errno syscall.Errno
+	if err == nil || errors.As(err, &errno) || errors.Is(err, os.ErrClosed) || errors.Is(err, os.ErrDeadlineExceeded) {
+		return n, err
+	}
+	if n, rerr := unix.Read(c.fd, c.in); !errors.Is(rerr, unix.EAGAIN) {
+		return n, rerr
+	}
+	return n, err
 }
 
 // now is the conn's clock, in nanoseconds; it does not jump, and is never 0.

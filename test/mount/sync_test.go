@@ -2,6 +2,7 @@ package mount
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -158,8 +159,17 @@ func TestSyncOriginAway(t *testing.T) {
 	m := w.mount("--origin-timeout=2s")
 	m.expect = append(unpublishable(), "died", "killed", "takes over", "worker")
 	m.names(".")
-	ok(t, "go away", w.proxy.SetDown(true))
-	ok(t, "mkdir", os.Mkdir(m.path("d"), 0o755))
+	// That there is no d has to be known when the bucket goes away, and is known for a second.
+	err := error(syscall.EIO)
+	for try := 0; try < 10 && errors.Is(err, syscall.EIO); try++ {
+		ok(t, "be there", w.proxy.SetDown(false))
+		if _, err := os.Lstat(m.path("d")); !errors.Is(err, os.ErrNotExist) {
+			t.Fatalf("stat: %v", err)
+		}
+		ok(t, "go away", w.proxy.SetDown(true))
+		err = os.Mkdir(m.path("d"), 0o755)
+	}
+	ok(t, "mkdir", err)
 	ok(t, "write", os.WriteFile(m.path("d/f"), []byte("data"), 0o644))
 	out, errs := m.ends(1, "sync", "--timeout=5s", m.dir)
 	contains(t, "sync", out, "failing", "/d/f", "tries", "4B")
