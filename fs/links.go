@@ -209,13 +209,13 @@ func (f *FS) publishName(ctx context.Context, w *work, n meta.Name, order func(c
 		return absent(err)
 	}
 	key := dir.Prefix + n.Name
-	var c copied
 	// The queue knows of the first name only: a deletion under this one that has begun could hit the copy, where both have
 	// the same content. One that begins from now on finds that something follows.
 	defer f.enqueueTomb(key) // should it be needed after all
 	if err := f.publisher.queue.Cancel(ctx, f.tombID(key)); err != nil {
 		return err
 	}
+	var c copied
 	base, former, needs := "", "", meta.Ino(0)
 	if err := f.db.Do(func(tx *meta.Tx) error {
 		needs = 0
