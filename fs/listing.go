@@ -66,6 +66,14 @@ func (f *FS) list(dir *meta.Inode) *listJob {
 	return j
 }
 
+// listedSince tells whether a listing of dir is under way that began after a moment.
+func (f *FS) listedSince(dir meta.Ino, began int64) bool {
+	f.listMu.Lock()
+	defer f.listMu.Unlock()
+	j := f.lists[dir]
+	return j != nil && j.began > began
+}
+
 // relist waits for the listing of dir that is under way, or for a new one. One that fails and
 // began before this call says nothing of the origin as it is by now: then there is another.
 func (f *FS) relist(ctx context.Context, dir *meta.Inode) error {

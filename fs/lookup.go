@@ -433,8 +433,8 @@ func (f *FS) resolveNow(ctx context.Context, dir *meta.Inode, name string) (meta
 		return meta.Inode{}, err
 	}
 	if !isFile && !isDir {
-		if err := f.gone(dir.Ino, name, began); err != nil {
-			return meta.Inode{}, err
+		if in, known, err := f.gone(dir.Ino, name, began); known || err != nil {
+			return in, err
 		}
 		f.negatives.set(negKey(dir.Ino, name), began)
 		return meta.Inode{}, ErrNotExist
@@ -484,14 +484,14 @@ func (f *FS) put(dir, want *meta.Inode, obj *objstore.Object, began int64) (meta
 			if have.Checked > began {
 				return have, nil // confirmed since
 			}
-			if err := f.gone(dir.Ino, want.Name, began); err != nil {
-				return have, err
+			if in, known, err := f.gone(dir.Ino, want.Name, began); known || err != nil {
+				return in, err
 			}
 		case have.Kind == meta.KindFile:
 			return f.update(have.Ino, obj, began)
 		default:
 			return f.db.Update(have.Ino, func(in *meta.Inode) error {
-				in.Checked = began
+				in.Checked = max(in.Checked, began)
 				in.Flags |= want.Flags & (meta.Marker | meta.Shadows)
 				return nil
 			})
@@ -529,21 +529,20 @@ func (f *FS) insertSeen(dir, want *meta.Inode, began int64) (in meta.Inode, err 
 }
 
 // gone removes a name that the origin does not have, unless it was confirmed or made since
-// began.
-func (f *FS) gone(dir meta.Ino, name string, began int64) error {
-	removed := false
-	in, err := f.db.RemoveIf(dir, name, func(in *meta.Inode) bool {
-		removed = in.Flags&meta.Local == 0 && in.Checked <= began
-		return removed
+// began, or has below it what is only here: then it is known, and what the index has counts.
+func (f *FS) gone(dir meta.Ino, name string, began int64) (have meta.Inode, known bool, err error) {
+	in, removed, err := f.db.RemoveIf(dir, name, func(in *meta.Inode, lst *meta.Listing) bool {
+		// A listing that began since may have brought it; it removes what it does not find.
+		return in.Flags&meta.Local == 0 && max(in.Checked, lst.Complete) <= began && !f.listedSince(dir, began)
 	})
 	if errors.Is(err, meta.ErrNotFound) {
-		return nil
+		return in, false, nil
 	}
 	if err != nil || !removed {
-		return err
+		return in, true, err
 	}
 	f.notice(&in, "", true)
 	f.changed(dir, name)
 	f.doom(&in)
-	return nil
+	return in, false, nil
 }

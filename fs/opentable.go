@@ -46,8 +46,8 @@ type openNode struct {
 	whole  atomic.Bool  // it is none any more
 	overMu sync.RWMutex // exclusively by who writes to an overlay
 
-	io      sync.Mutex // guards rw and that ioUsers grows from 0
-	rw      *os.File   // the staging file, for requests that come to the daemon
+	io      sync.Mutex // guards rw, ro and that ioUsers grows from 0
+	rw, ro  *os.File   // the staging file, for requests that come to the daemon; ro for those that read
 	ioUsers sync.WaitGroup
 }
 
@@ -314,7 +314,7 @@ func (t *openTable) letGo(o *openNode) {
 
 // retire closes what o has of its staging file, once nobody uses that.
 func (o *openNode) retire() {
-	if o.stage != 0 || o.rw != nil {
+	if o.stage != 0 || o.rw != nil || o.ro != nil {
 		o.closeStage()
 	}
 }
@@ -368,6 +368,18 @@ func (t *openTable) nodesOf(ino meta.Ino) (out []NodeID) {
 		}
 	}
 	return out
+}
+
+// elsewhere tells whether an older generation of o's inode is open with the same object: who has that open keeps it.
+func (t *openTable) elsewhere(o *openNode) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for n, other := range t.nodes {
+		if n.Ino() == o.node.Ino() && other != o && other.obj == o.obj {
+			return true
+		}
+	}
+	return false
 }
 
 // serving returns the open nodes that serve a version: all with its ETag and size, which may be

@@ -76,8 +76,9 @@ func (f *FS) readFailed(ctx context.Context, o *openNode, fh uint64, off, n int6
 		return failed
 	}
 	// The next open shall not wait for the TTL to see the new version.
-	if dir, derr := f.db.Inode(o.inode.Parent); derr == nil {
-		if _, herr := f.head(ctx, &dir, &o.inode); herr != nil {
+	in, ierr := f.inode(o.node) // it may have been renamed since it was opened
+	if dir, derr := f.db.Inode(in.Parent); ierr == nil && derr == nil && in.Object.ETag == o.inode.Object.ETag {
+		if _, herr := f.head(ctx, &dir, &in); herr != nil {
 			f.log.Debug("object changed while open, and asking for its new version failed", "path", path, "err", herr)
 		}
 	}

@@ -32,6 +32,9 @@ func (f *FS) Setattr(ctx context.Context, node NodeID, fh uint64, set SetAttr) (
 		if err := f.resize(ctx, node, &in, *set.Size); err != nil {
 			return Attr{}, 0, err
 		}
+		if in, err = f.inode(node); err != nil { // it may have a staging file by now
+			return Attr{}, 0, err
+		}
 	}
 	if in.Stage != 0 {
 		// It may not be published between the change of the index and that of the file.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -63,7 +64,7 @@ func (f *FS) stage(ctx context.Context, node NodeID, in *meta.Inode, empty bool)
 			return *in, f.fetchFailed(ctx, o, err)
 		}
 	}
-	return f.stageTaken(in, o, open)
+	return f.stageTaken(ctx, in, o, open)
 }
 
 // stageNew stages an empty file.
@@ -121,18 +122,17 @@ func (f *FS) stageAgain(dir, in *meta.Inode, o *openNode) (meta.Inode, error) {
 }
 
 // stageTaken makes the file of a complete object the staging file, or a copy of it.
-func (f *FS) stageTaken(in *meta.Inode, o *openNode, open bool) (meta.Inode, error) {
+func (f *FS) stageTaken(ctx context.Context, in *meta.Inode, o *openNode, open bool) (meta.Inode, error) {
 	dir, err := f.db.Inode(in.Parent)
 	if err != nil {
 		return *in, err
 	}
-	lent := 0
-	if o.lent {
-		lent = 1
+	patience := time.Duration(0)
+	if open && !f.open.elsewhere(o) {
+		patience = takePatience
 	}
-	o.use.Lock() // reads under way are over
+	id, err := f.takeStage(ctx, o, f.label(&dir, in), patience)
 	defer o.use.Unlock()
-	id, err := f.cache.TakeStage(o.obj, lent, f.label(&dir, in))
 	copied := errors.Is(err, cache.ErrInUse)
 	if copied {
 		id, err = f.copyStage(o.obj, f.label(&dir, in))
@@ -162,6 +162,26 @@ func (f *FS) stageTaken(in *meta.Inode, o *openNode, open bool) (meta.Inode, err
 		o.obj = nil
 	}
 	return now, nil
+}
+
+// takePatience is how long who opens a file for writing waits for somebody who reads the cache's file of it, as "leatfs verify"
+// does. After that it gets a copy, and who has it open does not see what becomes of that.
+const takePatience = 10 * time.Second
+
+// takeStage has the cache make the file of o a staging file. It returns with o.use held: reads under way are over.
+func (f *FS) takeStage(ctx context.Context, o *openNode, l cache.StageLabel, patience time.Duration) (cache.ID, error) {
+	lent := 0
+	if o.lent {
+		lent = 1
+	}
+	for until := time.Now().Add(patience); ; {
+		o.use.Lock()
+		id, err := f.cache.TakeStage(o.obj, lent, l)
+		if !errors.Is(err, cache.ErrInUse) || ctx.Err() != nil || time.Now().After(until) {
+			return id, err
+		}
+		o.use.Unlock()
+	}
 }
 
 // keepTimes gives a staging file the times of its inode: from now on the file's are shown.
@@ -380,24 +400,36 @@ func (f *FS) truncate(ctx context.Context, o *openNode, size int64) error {
 // stageFile is the staging file of a node, for the daemon to read and write. The caller closes it
 // by calling done.
 func (f *FS) stageFile(o *openNode) (file *os.File, done func(), err error) {
+	return f.stageFileAs(o, &o.rw, os.O_RDWR)
+}
+
+// stageToRead is stageFile to read only: that is not taken for somebody who may still write.
+func (f *FS) stageToRead(o *openNode) (file *os.File, done func(), err error) {
+	return f.stageFileAs(o, &o.ro, os.O_RDONLY)
+}
+
+func (f *FS) stageFileAs(o *openNode, file **os.File, flags int) (_ *os.File, done func(), err error) {
 	o.io.Lock()
 	defer o.io.Unlock()
-	if o.rw == nil {
-		if o.rw, err = f.cache.OpenStage(o.stage, os.O_RDWR); err != nil {
+	if *file == nil {
+		if *file, err = f.cache.OpenStage(o.stage, flags); err != nil {
+			*file = nil
 			return nil, nil, err
 		}
 	}
 	o.ioUsers.Add(1)
-	return o.rw, func() { o.ioUsers.Done() }, nil
+	return *file, func() { o.ioUsers.Done() }, nil
 }
 
-// closeStage closes the daemon's own descriptor, so that a lease can tell whether others write.
+// closeStage closes the daemon's own descriptors, so that a lease can tell whether others write.
 func (o *openNode) closeStage() {
 	o.io.Lock()
 	defer o.io.Unlock()
 	o.ioUsers.Wait()
-	if o.rw != nil {
-		closeFile(o.rw)
-		o.rw = nil
+	for _, file := range []**os.File{&o.rw, &o.ro} {
+		if *file != nil {
+			closeFile(*file)
+			*file = nil
+		}
 	}
 }

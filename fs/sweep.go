@@ -51,7 +51,7 @@ func (f *FS) sweep(dir *meta.Inode, seen *nameSet, began int64) error {
 			return err
 		}
 		for _, name := range gone {
-			if err := f.gone(dir.Ino, name, began); err != nil && !errors.Is(err, meta.ErrNotFound) {
+			if _, _, err := f.gone(dir.Ino, name, began); err != nil && !errors.Is(err, meta.ErrNotFound) {
 				return err
 			}
 		}

@@ -79,7 +79,7 @@ func withoutSUIDGID(mode uint32) uint32 {
 
 // readStaged reads of a staging file.
 func (f *FS) readStaged(ctx context.Context, o *openNode, off, n int64) (*cache.Data, error) {
-	file, done, err := f.stageFile(o)
+	file, done, err := f.stageToRead(o)
 	if err != nil {
 		return nil, err
 	}
@@ -276,7 +276,7 @@ func (f *FS) CopyRange(ctx context.Context, from NodeID, fromFH uint64, fromOff 
 		return 0, err
 	}
 	defer done()
-	r, rdone, err := f.stageFile(src)
+	r, rdone, err := f.stageToRead(src)
 	if errors.Is(err, cache.ErrNoStage) {
 		return 0, ErrUnsupported // it has just been published
 	}

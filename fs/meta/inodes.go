@@ -283,14 +283,19 @@ func (db *DB) Remove(parent Ino, name string, opts ...Option) error {
 }
 
 // RemoveIf is Remove if fn says so, atomically, and nothing below is Local; else nothing
-// happens. Returns the inode that has, or had, the name. fn runs under a lock of the index and must not call it.
-func (db *DB) RemoveIf(parent Ino, name string, fn func(*Inode) bool, opts ...Option) (in Inode, err error) {
+// happens. Returns the inode that has, or had, the name, and whether it was removed. fn is given the inode and what was last
+// heard of a listing of its parent. It runs under a lock of the index and must not call it.
+func (db *DB) RemoveIf(parent Ino, name string, fn func(*Inode, *Listing) bool, opts ...Option) (in Inode, removed bool, err error) {
 	for alone := false; ; alone = true {
 		err = db.do(alone, func(tx *Tx) error {
 			if in, err = tx.Lookup(parent, name); err != nil {
 				return err
 			}
-			if !fn(&in) {
+			lst, err := readListing(tx.txn(), parent)
+			if err != nil {
+				return err
+			}
+			if !fn(&in, &lst) {
 				return errNo
 			}
 			if in.Kind == KindDir {
@@ -308,9 +313,9 @@ func (db *DB) RemoveIf(parent Ino, name string, fn func(*Inode) bool, opts ...Op
 		}, opts)
 		switch {
 		case errors.Is(err, errNo):
-			return in, nil
+			return in, false, nil
 		case err != errAlone:
-			return in, err
+			return in, err == nil, err
 		}
 	}
 }

@@ -66,7 +66,7 @@ func TestMergeLocalBelow(t *testing.T) {
 			if in, err2 := db.Inode(a.Ino); err != nil || err2 != nil || in.Flags&Removed != 0 {
 				t.Fatalf("got %+v, %v, %v", in, err, err2)
 			}
-			if in, err := db.RemoveIf(r.Ino, "a", func(*Inode) bool { return true }); err != nil || in.Flags&Removed != 0 {
+			if in, removed, err := db.RemoveIf(r.Ino, "a", func(*Inode, *Listing) bool { return true }); err != nil || removed || in.Flags&Removed != 0 {
 				t.Fatalf("got %+v, %v", in, err)
 			}
 			// An object of the name does not take its place either.
@@ -75,7 +75,7 @@ func TestMergeLocalBelow(t *testing.T) {
 				t.Fatalf("got %+v, %v", in, err)
 			}
 			do(t, db, func(tx *Tx) error { _, err := tx.Remove(x.Parent, x.Name); return err })
-			if _, err := db.RemoveIf(r.Ino, "a", func(*Inode) bool { return true }); err != nil {
+			if _, removed, err := db.RemoveIf(r.Ino, "a", func(*Inode, *Listing) bool { return true }); err != nil || !removed {
 				t.Fatal(err)
 			}
 			if in, err := db.Inode(a.Ino); err != nil || in.Flags&Removed == 0 {

@@ -97,7 +97,7 @@ func serveOnce(db *DB, root Ino, req Request, o *order) (answer, error) {
 	case "insert":
 		in, err = db.Insert(root, Inode{Name: o.name, Kind: KindFile}, record)
 	case "remove":
-		in, err = db.RemoveIf(root, o.name, func(*Inode) bool { return true }, record)
+		in, _, err = db.RemoveIf(root, o.name, func(*Inode, *Listing) bool { return true }, record)
 	case "add":
 		if in, err = db.Lookup(root, o.name); err == nil {
 			in, err = db.Update(in.Ino, func(in *Inode) error {

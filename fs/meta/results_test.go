@@ -62,7 +62,7 @@ func TestResults(t *testing.T) {
 	if err := db.Remove(r.Ino, "g", For(req(12), 4, size)); !errors.Is(err, ErrNotFound) {
 		t.Fatal(err)
 	}
-	if _, err := db.RemoveIf(r.Ino, "f", func(*Inode) bool { return false }, For(req(13), 4, size)); err != nil {
+	if _, _, err := db.RemoveIf(r.Ino, "f", func(*Inode, *Listing) bool { return false }, For(req(13), 4, size)); err != nil {
 		t.Fatal(err)
 	}
 	own := errors.New("own")
@@ -241,7 +241,8 @@ func TestResultsModel(t *testing.T) {
 				n := name.Draw(t, "name")
 				fails := has(n)
 				do(t, func(o Option) (Inode, error) {
-					return db.RemoveIf(r.Ino, n, func(*Inode) bool { return true }, o)
+					in, _, err := db.RemoveIf(r.Ino, n, func(*Inode, *Listing) bool { return true }, o)
+					return in, err
 				}, fails)
 			},
 			"update": func(t *rapid.T) {
