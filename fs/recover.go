@@ -21,6 +21,9 @@ const varBoot = "fs.boot"
 
 // recover finds out what is dirty, and hands it to the queue and the completer.
 func (f *FS) recover() error {
+	if err := f.claim(); err != nil {
+		return err
+	}
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return fmt.Errorf("which run of the machine this is: %w", err)
