@@ -155,7 +155,7 @@ func (f *FS) discard(ctx context.Context, file string) error {
 		return err
 	}
 	err = f.discardHeld(ctx, &dir, &in)
-	if err != nil {
+	if err != nil && !d.Held { // else it was held before, and still nobody knows whether it is whole
 		if uerr := f.unhold(in.Ino); uerr != nil {
 			f.log.Warn("a file is held that was to be discarded and could not be", "path", file, "err", uerr)
 		}
@@ -238,7 +238,7 @@ func (f *FS) discardHeld(ctx context.Context, dir, in *meta.Inode) error {
 			return err
 		}
 		key := d.Prefix + in.Name
-		if now.Stage == 0 && objectKey(&now, key) != key {
+		if objectKey(&now, key) != key {
 			src = now.Object.Key
 			if err := f.unneeded(tx, src, now.Ino); err != nil {
 				return err
@@ -279,13 +279,42 @@ func (f *FS) discardHeld(ctx context.Context, dir, in *meta.Inode) error {
 	return nil
 }
 
-// unneeded forgets, in a transaction, that an object is to be deleted once it was copied for an inode.
+// unneeded forgets, in a transaction, that an object is to be deleted once it was copied for an inode: it shows again.
 func (f *FS) unneeded(tx *meta.Tx, key string, ino meta.Ino) error {
 	t, err := tx.Tomb(key)
 	if err != nil || t.Needed != ino {
 		return absent(err)
 	}
+	if taken, err := f.takenIn(tx, key); err != nil {
+		return err
+	} else if taken {
+		return fmt.Errorf("it was renamed, and its old name %s is another's by now: discard, rename or remove that first", f.pathOfKey(key))
+	}
+	// A directory above that is to go stays, too, or it would hide it.
+	for above := parentKey(key); len(above) > len(f.root.Prefix); above = parentKey(above) {
+		switch t, err := tx.Tomb(above); {
+		case errors.Is(err, meta.ErrNotFound):
+		case err != nil:
+			return err
+		case t.Prefix && t.Done == 0:
+			if err := tx.ClearTomb(above); err != nil {
+				return err
+			}
+		}
+	}
 	return tx.ClearTomb(key)
+}
+
+// takenIn tells whether there is something here under the name of a key.
+func (f *FS) takenIn(tx *meta.Tx, key string) (bool, error) {
+	in := f.root
+	for _, name := range strings.Split(strings.TrimPrefix(key, f.root.Prefix), "/") {
+		var err error
+		if in, err = tx.Lookup(in.Ino, name); err != nil {
+			return false, absent(err)
+		}
+	}
+	return true, nil
 }
 
 // unlist has a directory listed anew before anybody believes that a name is missing there.

@@ -113,14 +113,22 @@ func (d *daemon) handleDiscard(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	var a changeAnswer
-	for _, p := range paths {
-		err := d.fs.Discard(r.Context(), p)
-		switch {
-		case err == nil:
-			a.Count++
-		case errors.Is(err, fs.ErrNothingLocal) && q.Get("all") != "": // published, or gone with another, meanwhile
-		default:
-			a.Errors = append(a.Errors, err.Error())
+	for last := q.Get("all") == ""; ; last = true {
+		var failed []string
+		a.Errors = nil
+		for _, p := range paths {
+			err := d.fs.Discard(r.Context(), p)
+			switch {
+			case err == nil:
+				a.Count++
+			case errors.Is(err, fs.ErrNothingLocal) && q.Get("all") != "": // published, or gone with another, meanwhile
+			default:
+				failed = append(failed, p)
+				a.Errors = append(a.Errors, err.Error())
+			}
+		}
+		if paths = failed; last || len(failed) == 0 {
+			break // else it may have been in the way of another
 		}
 	}
 	answerJSON(w, a, nil)
