@@ -116,7 +116,8 @@ func (f *FS) remove(ctx context.Context, parent NodeID, name string, op uint32) 
 // mayReplace tells whether what an inode is at the origin may be deleted or overwritten by this
 // mount.
 func (f *FS) mayReplace(in *meta.Inode) error {
-	if f.opt.Protect && in.Object.ETag != "" && in.Flags&meta.Ours == 0 {
+	there := in.Object.ETag != "" || in.Kind == meta.KindDir && in.Flags&meta.Marker != 0
+	if f.opt.Protect && there && in.Flags&meta.Ours == 0 {
 		return &PathError{Op: "change", Path: f.path(in.Parent, in.Name), Err: ErrProtected}
 	}
 	return nil

@@ -248,6 +248,9 @@ func (f *FS) planMove(tx *meta.Tx, dir *meta.Inode, from, to string, plan *[]mov
 		return ErrNameTooLong
 	}
 	err := tx.Readdir(dir.Ino, func(child meta.Inode) error {
+		if err := f.mayReplace(&child); err != nil {
+			return err
+		}
 		m := moving{in: child, from: from + child.Name, to: to + child.Name}
 		switch {
 		case child.Kind == meta.KindDir:

@@ -490,6 +490,7 @@ func TestLastWins(t *testing.T) {
 func TestProtect(t *testing.T) {
 	w := newWorld(t)
 	w.put("theirs", []byte("theirs"))
+	w.put("dir/theirs", []byte("theirs"))
 	m := w.mount("--protect=foreign")
 	p := m.path("theirs")
 	_, err := os.OpenFile(p, os.O_WRONLY, 0)
@@ -497,6 +498,7 @@ func TestProtect(t *testing.T) {
 	wantErrno(t, "truncate", os.Truncate(p, 0), syscall.EPERM)
 	wantErrno(t, "unlink", os.Remove(p), syscall.EPERM)
 	wantErrno(t, "rename", os.Rename(p, m.path("x")), syscall.EPERM)
+	wantErrno(t, "rename of its directory", os.Rename(m.path("dir"), m.path("x")), syscall.EPERM)
 	ok(t, "create", os.WriteFile(m.path("ours"), []byte("1"), 0o644))
 	wantErrno(t, "rename over it", os.Rename(m.path("ours"), p), syscall.EPERM)
 	m.same("theirs", []byte("theirs"))
