@@ -180,7 +180,10 @@ func (w *copyWalk) copy(ctx context.Context, dir, in *meta.Inode) (*Copy, error)
 		if err != nil {
 			return nil, err
 		}
-		c.File, c.Size = file.Name(), st.Size()
+		c.Size = st.Size()
+		if c.Partly = in.Flags&meta.Overlay != 0; !c.Partly { // else its holes are in the object
+			c.File = file.Name()
+		}
 	case in.Kind == meta.KindFile && in.Object.Size > 0:
 		w.cached(ctx, in, &c)
 	}
