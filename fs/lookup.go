@@ -314,6 +314,7 @@ func (f *FS) update(ino meta.Ino, obj *objstore.Object, began int64) (meta.Inode
 			in.Object.File = 0
 			in.Object.ETag, in.Object.Size = obj.ETag, obj.Size
 			in.Flags &^= meta.Ours | meta.Told
+			in.MTime, in.CTime = 0, 0 // they were of what was there before
 		}
 		if f.opt.Metadata && in.Flags&meta.Told == 0 && in.Kind == meta.KindFile && (changed || in.Flags&meta.Ours == 0) {
 			f.tell(in, obj)
