@@ -31,7 +31,7 @@ func (f *FS) claim() error {
 	if files+deletions > 0 {
 		other := "another bucket or prefix"
 		if last != nil {
-			other = string(last)
+			other = strings.TrimSuffix(string(last), "/")
 		}
 		return fmt.Errorf("the cache directory holds %d files and %d deletions of %s that are not there yet: mount that with it again until they are (\"leatfs sync\" tells what is left), or choose another with --cache-dir",
 			files, deletions, other)
