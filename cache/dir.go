@@ -239,14 +239,14 @@ func probe(path string) (direct bool, err error) {
 	}
 	defer unix.Munmap(page)
 	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return false, err
+	if err == nil {
+		defer f.Close()
+		_, err = f.Write(page)
 	}
-	defer f.Close()
-	if _, err := f.Write(page); err != nil {
-		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-			return false, nil // what is in it must be had all the same, and some of it may be removed
-		}
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return false, nil // what is in it must be had all the same, and some of it may be removed
+	}
+	if err != nil {
 		return false, err
 	}
 	df, err := os.OpenFile(name, os.O_RDWR|unix.O_DIRECT, 0)

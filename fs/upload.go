@@ -292,6 +292,11 @@ func (f *FS) landed(ctx context.Context, w *work, out publish.Outcome, a *Attr) 
 	commit := func(bool) {}
 	adopted := false
 	node := f.nodeOf(&w.in)
+	removed := func(ok bool) {
+		if ok {
+			f.removeStage(w.in.Stage)
+		}
+	}
 	if w.in.Stage != 0 {
 		// Who opens it for writing holds this, and waits for the end of this publication.
 		end, err := f.open.begin(ctx, node)
@@ -311,14 +316,17 @@ func (f *FS) landed(ctx context.Context, w *work, out publish.Outcome, a *Attr) 
 		}
 		if ok && (w.in.Flags&meta.Overlay != 0 || version.Size == 0) {
 			adopted = true // what it does not hold is not here, or there is nothing: the file goes
-			commit = func(ok bool) {
-				if ok {
-					f.removeStage(w.in.Stage)
-				}
-			}
+			commit = removed
 		} else if ok {
 			ident := cache.Identity{Origin: f.store.String(), Key: w.key, ETag: version.ETag, VersionID: version.VersionID, Size: version.Size, Inode: uint64(w.in.Ino)}
-			if batch, commit, err = f.cache.AdoptStage(w.in.Stage, ident, out.Sum, out.Blocks, out.Checksum); err != nil {
+			batch, commit, err = f.cache.AdoptStage(w.in.Stage, ident, out.Sum, out.Blocks, out.Checksum)
+			switch {
+			case err == nil:
+			case (errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)) && f.open.get(node) == nil:
+				// The bucket has it, and this is how a disk that is full gets room again.
+				f.log.Debug("a published file is not kept in the cache", "key", w.key, "err", err)
+				batch, commit = cache.Batch{}, removed
+			default:
 				return &PathError{Op: "publish", Path: f.path(w.dir.Ino, w.in.Name), Err: err}
 			}
 			adopted = true

@@ -351,16 +351,31 @@ func (l logger) say(level slog.Level, format string, v []any) {
 	}
 }
 
-func (l logger) Errorf(f string, v ...any)   { l.say(slog.LevelError, f, v) }
+// notFlushed begins what badger says when a memory table could not be written out; it tries again a second later.
+const notFlushed = "error flushing memtable"
+
+func (l logger) Errorf(f string, v ...any) {
+	if strings.HasPrefix(f, notFlushed) {
+		l.space.makeRoom()
+	}
+	l.say(slog.LevelError, f, v)
+}
+
 func (l logger) Warningf(f string, v ...any) { l.say(slog.LevelWarn, f, v) }
 func (l logger) Infof(f string, v ...any)    { l.say(slog.LevelDebug, f, v) }
 
 // beforeTable is in what badger says in the course of a compaction each time before it makes a table.
 const beforeTable = "LOG Compact. Added"
 
+// beforeLog begins what it says before it makes a log.
+const beforeLog = "Flushing memtable"
+
 func (l logger) Debugf(f string, v ...any) {
 	if strings.Contains(f, beforeTable) {
 		l.space.compaction()
+	}
+	if strings.HasPrefix(f, beforeLog) {
+		l.space.makeRoom()
 	}
 	l.say(slog.LevelDebug-4, f, v)
 }

@@ -211,6 +211,7 @@ func (db *DB) openBadger(opening, early int) (since uint64, err error) {
 			err = fmt.Errorf("panic: %v", p)
 		}
 	}()
+	db.space.makeRoom()
 	db.b, err = badger.Open(db.badgerOptions())
 	db.log.Debug("index opened", "index", db.opt.Dir, "took", time.Since(start), "of that verifying", verified, "err", err)
 	return since, err

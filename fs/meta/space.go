@@ -24,6 +24,7 @@ import (
 //     evicted. Room for that is kept in spares, files that have blocks and become badger's logs and
 //     tables without giving those back between (spares.go). It is enough for tens of thousands of changes; only
 //     when nothing of it is left they are refused, too. Opening takes its logs and tables from there as well.
+//   - Where making a file takes free blocks small spares are given up for that (makeRoom).
 //   - Every file gets its blocks before badger maps it (mapped.go), or badger waits.
 //   - Compactions wait below the floor. Badger takes a table that could not be made for an empty one.
 //
@@ -161,6 +162,29 @@ func (s *space) roomToOpen() bool {
 		s.log.Warn("index: its logs stay larger than they need be", "dir", s.dir, "err", err)
 	}
 	return s.spares.count(logBytes) > 0 && s.spares.count(headBytes) >= 4
+}
+
+// yields is how many spares are given up at most so that one file can be made.
+const yields = 4
+
+// makeRoom sees to it that badger can make a file on a full disk. ext4 has inodes that take no blocks of it; xfs wants some
+// 200 KiB free before it makes one, be it that it takes none of them. So spares are given up until one can be made.
+func (s *space) makeRoom() {
+	for i := 0; s.full.Load() && i < yields && !s.canMake(); i++ {
+		if !s.spares.yield() {
+			return
+		}
+	}
+}
+
+// canMake tries whether a file can be made.
+func (s *space) canMake() bool {
+	path := filepath.Join(s.dir, "probe")
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err == nil {
+		err = errors.Join(f.Close(), os.Remove(path))
+	}
+	return !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT)
 }
 
 func (s *space) roomToClose() bool { return s.hasRoom(min(needToOpen, s.floor)) }

@@ -299,6 +299,20 @@ func (s *spares) refill(free int64) error {
 	return nil
 }
 
+// yield gives the blocks of the largest spare back that is none for a log; false when there is none.
+func (s *spares) yield() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := len(s.have) - s.countLocked(logBytes) - 1
+	if i < 0 {
+		return false
+	}
+	path := s.have[i].path
+	s.have = slices.Delete(s.have, i, i+1)
+	// A file that is merely removed may keep its blocks for a while.
+	return errors.Join(os.Truncate(path, 0), os.Remove(path)) == nil
+}
+
 // between counts the spares of one of the sizes, or more, and less than the next larger one. Caller holds mu.
 func (s *spares) between(i int) int {
 	next := int64(1 << 62)

@@ -12,14 +12,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// smallDisk mounts an ext4 of the given MiB and returns where.
-func smallDisk(t *testing.T, mib int64) string {
+// smallDisk mounts a file system of the given MiB, "ext4" or "xfs", and returns where.
+func smallDisk(t *testing.T, kind string, mib int64) string {
 	t.Helper()
+	mkfs := []string{"mkfs.ext4", "-q", "-F", "-m", "0"}
+	if kind == "xfs" {
+		mkfs = []string{"mkfs.xfs", "-q", "-f"} // it takes 300 MiB and more, 64 of them for its journal
+	}
 	image, dir := filepath.Join(t.TempDir(), "image"), filepath.Join(t.TempDir(), "disk")
 	ok(t, "image", os.WriteFile(image, nil, 0o600))
 	ok(t, "image", os.Truncate(image, mib<<20))
 	ok(t, "mkdir", os.Mkdir(dir, 0o755))
-	for _, args := range [][]string{{"mkfs.ext4", "-q", "-F", "-m", "1", image}, {"mount", "-o", "loop", image, dir}} {
+	for _, args := range [][]string{append(mkfs, image), {"mount", "-o", "loop", image, dir}} {
 		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %v: %s", args, err, out)
 		}
@@ -76,130 +80,132 @@ func fillDisk(t *testing.T, path string, max int) (wrote []byte, synced int) {
 // that was written is lost; reads go on, of what is not in the cache, too. Names can be changed and removed, also after
 // the worker or the whole mount was killed; and all is published, and makes room, when the origin takes it.
 func TestFullDisk(t *testing.T) {
-	modes(t, func(t *testing.T, flag string) {
-		const mib = 256
-		disk := smallDisk(t, mib)
-		w := newWorld(t)
-		remote, cold := random(1, 3<<20), random(2, 5<<20)
-		w.put("remote", remote)
-		w.put("cold", cold)
-		m := w.mount(flag, "--cache-dir", filepath.Join(disk, "cache"), "--cache-size", "200MiB")
-		m.expect = append(unpublishable(), "is full of data that is not in the bucket", "no space left", "too little space left", "worker")
-		m.same("remote", remote)
-		ok(t, "stat", statNamed(m.path("cold"), int64(len(cold))))
-		back := w.refuseWrites()
+	modes(t, func(t *testing.T, flag string) { fullDisk(t, "ext4", 256, flag) })
+	t.Run("xfs", func(t *testing.T) { fullDisk(t, "xfs", 360, "--passthrough=auto") })
+}
 
-		var removed []string
-		small := make(map[string][]byte)
-		ok(t, "mkdir", os.Mkdir(m.path("d"), 0o755))
-		for i := range 30 {
-			name := fmt.Sprintf("d/f%02d", i)
-			small[name] = random(uint64(i), 1+i*7001)
-			ok(t, "write "+name, writeSynced(m.path(name), small[name]))
-		}
-		large, _ := fillDisk(t, m.path("large"), (mib+64)<<20)
-		if len(large) < mib<<20/4 {
-			t.Errorf("ENOSPC after %d bytes only", len(large))
-		}
-		t.Logf("ENOSPC after %d bytes, %d bytes free", len(large), freeOf(t, disk))
-		whole := func(when string) {
-			t.Helper()
-			for name, want := range small {
-				m.same(name, want)
-			}
-			m.same("large", large)
-			m.same("remote", remote)
-			if t.Failed() {
-				t.Fatal(when)
-			}
-		}
-		full := func(when string) {
-			t.Helper()
-			fillAgain(t, m.path("large"), &large)
-			if t.Failed() {
-				t.Fatal(when)
-			}
-		}
-		whole("full")
-		full("full")
-		m.same("cold", cold) // of which nothing is here
+func fullDisk(t *testing.T, kind string, mib int, flag string) {
+	disk := smallDisk(t, kind, int64(mib))
+	w := newWorld(t)
+	remote, cold := random(1, 3<<20), random(2, 5<<20)
+	w.put("remote", remote)
+	w.put("cold", cold)
+	m := w.mount(flag, "--cache-dir", filepath.Join(disk, "cache"), "--cache-size", fmt.Sprintf("%dMiB", mib*3/4))
+	m.expect = append(unpublishable(), "is full of data that is not in the bucket", "no space left", "too little space left", "worker")
+	m.same("remote", remote)
+	ok(t, "stat", statNamed(m.path("cold"), int64(len(cold))))
+	back := w.refuseWrites()
 
-		// What has a name can have another, and can be removed.
-		change := func(when string, i int) {
-			t.Helper()
-			from, to, gone := fmt.Sprintf("d/f%02d", i), fmt.Sprintf("d/g%02d", i), fmt.Sprintf("d/f%02d", i+1)
-			ok(t, when+": rename", os.Rename(m.path(from), m.path(to)))
-			small[to] = small[from]
-			delete(small, from)
-			ok(t, when+": stat", statNamed(m.path(to), int64(len(small[to]))))
-			ok(t, when+": remove", os.Remove(m.path(gone)))
-			delete(small, gone)
-			removed = append(removed, gone, from)
-			fillAgain(t, m.path("large"), &large)
-		}
-		change("full", 10)
-		for i := range 3 {
-			pid := m.status().WorkerPID
-			ok(t, "kill the worker", syscall.Kill(pid, syscall.SIGKILL))
-			m.eventually("another worker serves", func() error {
-				if s := m.status(); s.WorkerPID == pid || s.WorkerPID == 0 {
-					return errors.New("it is the old one")
-				}
-				return nil
-			})
-			when := fmt.Sprintf("after the worker was killed, %d", i)
-			whole(when)
-			full(when)
-			change(when, 12+2*i)
-		}
-		whole("changed")
-
-		m.kill()
-		m.start()
-		whole("after a new mount")
-		full("after a new mount")
-		change("after a new mount", 18)
-
-		// Removing makes room.
-		ok(t, "remove", os.Remove(m.path("large")))
-		m.eventually("the space is there again", func() error {
-			if n := freeOf(t, disk); n < int64(len(large))/4 {
-				return fmt.Errorf("%d bytes free", n)
-			}
-			return nil
-		})
-		large = random(7, 20<<20)
-		m.eventually("the disk takes files again", func() error { return os.WriteFile(m.path("large"), large, 0o644) })
-		whole("after removing")
-
-		// The disk is full once more when the origin takes all.
-		more, _ := fillDisk(t, m.path("more"), (mib+64)<<20)
-		back()
-		m.ends(0, "retry", m.dir)
-		m.ends(0, "sync", m.dir)
+	var removed []string
+	small := make(map[string][]byte)
+	ok(t, "mkdir", os.Mkdir(m.path("d"), 0o755))
+	for i := range 30 {
+		name := fmt.Sprintf("d/f%02d", i)
+		small[name] = random(uint64(i), 1+i*7001)
+		ok(t, "write "+name, writeSynced(m.path(name), small[name]))
+	}
+	large, _ := fillDisk(t, m.path("large"), (mib+64)<<20)
+	if len(large) < mib<<20/4 {
+		t.Errorf("ENOSPC after %d bytes only", len(large))
+	}
+	t.Logf("ENOSPC after %d bytes, %d bytes free", len(large), freeOf(t, disk))
+	whole := func(when string) {
+		t.Helper()
 		for name, want := range small {
-			m.published(name, want)
+			m.same(name, want)
 		}
-		m.published("large", large)
-		m.published("more", more)
-		for _, name := range removed {
-			if _, err := w.object(name); err == nil {
-				t.Errorf("%s, which has gone, is in the bucket", name)
-			}
+		m.same("large", large)
+		m.same("remote", remote)
+		if t.Failed() {
+			t.Fatal(when)
 		}
-		m.eventually("the status says so", func() error { // which is looked up from time to time only
-			if n := m.writes(); n.total() != 0 || n.Conflicts != 0 {
-				return fmt.Errorf("%+v", n)
+	}
+	full := func(when string) {
+		t.Helper()
+		fillAgain(t, m.path("large"), &large)
+		if t.Failed() {
+			t.Fatal(when)
+		}
+	}
+	whole("full")
+	full("full")
+	m.same("cold", cold) // of which nothing is here
+
+	// What has a name can have another, and can be removed.
+	change := func(when string, i int) {
+		t.Helper()
+		from, to, gone := fmt.Sprintf("d/f%02d", i), fmt.Sprintf("d/g%02d", i), fmt.Sprintf("d/f%02d", i+1)
+		ok(t, when+": rename", os.Rename(m.path(from), m.path(to)))
+		small[to] = small[from]
+		delete(small, from)
+		ok(t, when+": stat", statNamed(m.path(to), int64(len(small[to]))))
+		ok(t, when+": remove", os.Remove(m.path(gone)))
+		delete(small, gone)
+		removed = append(removed, gone, from)
+		fillAgain(t, m.path("large"), &large)
+	}
+	change("full", 10)
+	for i := range 3 {
+		pid := m.status().WorkerPID
+		ok(t, "kill the worker", syscall.Kill(pid, syscall.SIGKILL))
+		m.eventually("another worker serves", func() error {
+			if s := m.status(); s.WorkerPID == pid || s.WorkerPID == 0 {
+				return errors.New("it is the old one")
 			}
 			return nil
 		})
-		again := random(8, 40<<20) // what is published gives way
-		m.eventually("the disk takes what replaces published files", func() error { return os.WriteFile(m.path("again"), again, 0o644) })
-		m.same("again", again)
-		m.same("more", more)
-		m.ends(0, "sync", m.dir)
-		m.published("again", again)
+		when := fmt.Sprintf("after the worker was killed, %d", i)
+		whole(when)
+		full(when)
+		change(when, 12+2*i)
+	}
+	whole("changed")
+
+	m.kill()
+	m.start()
+	whole("after a new mount")
+	full("after a new mount")
+	change("after a new mount", 18)
+
+	// Removing makes room.
+	ok(t, "remove", os.Remove(m.path("large")))
+	m.eventually("the space is there again", func() error {
+		if n := freeOf(t, disk); n < int64(len(large))/4 {
+			return fmt.Errorf("%d bytes free", n)
+		}
+		return nil
 	})
+	large = random(7, 20<<20)
+	m.eventually("the disk takes files again", func() error { return os.WriteFile(m.path("large"), large, 0o644) })
+	whole("after removing")
+
+	// The disk is full once more when the origin takes all.
+	more, _ := fillDisk(t, m.path("more"), (mib+64)<<20)
+	back()
+	m.ends(0, "retry", m.dir)
+	m.ends(0, "sync", m.dir)
+	for name, want := range small {
+		m.published(name, want)
+	}
+	m.published("large", large)
+	m.published("more", more)
+	for _, name := range removed {
+		if _, err := w.object(name); err == nil {
+			t.Errorf("%s, which has gone, is in the bucket", name)
+		}
+	}
+	m.eventually("the status says so", func() error { // which is looked up from time to time only
+		if n := m.writes(); n.total() != 0 || n.Conflicts != 0 {
+			return fmt.Errorf("%+v", n)
+		}
+		return nil
+	})
+	again := random(8, 40<<20) // what is published gives way
+	m.eventually("the disk takes what replaces published files", func() error { return os.WriteFile(m.path("again"), again, 0o644) })
+	m.same("again", again)
+	m.same("more", more)
+	m.ends(0, "sync", m.dir)
+	m.published("again", again)
 }
 
 // fillAgain appends to a file until the disk has no room.
@@ -231,7 +237,7 @@ func statNamed(path string, size int64) error {
 // TestFullDiskAgain: what was on a disk that was full is there at the next mount after somebody has made
 // room, and is published.
 func TestFullDiskAgain(t *testing.T) {
-	disk := smallDisk(t, 256)
+	disk := smallDisk(t, "ext4", 256)
 	room := filepath.Join(disk, "room")
 	ok(t, "room", os.WriteFile(room, random(3, 64<<20), 0o600))
 	w := newWorld(t)
