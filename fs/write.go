@@ -79,23 +79,35 @@ func withoutSUIDGID(mode uint32) uint32 {
 
 // readStaged reads of a staging file.
 func (f *FS) readStaged(ctx context.Context, o *openNode, off, n int64) (*cache.Data, error) {
-	file, done, err := f.stageToRead(o)
-	if err != nil {
-		return nil, err
-	}
-	defer done()
 	b := make([]byte, n)
 	var got int
+	// Who is the only one to open the node may wait until nobody uses the file. So it is given back before onBase waits for him.
+	read := func(how func(file *os.File) error) error {
+		file, done, err := f.stageToRead(o)
+		if err != nil {
+			return err
+		}
+		defer done()
+		return how(file)
+	}
+	var err error
 	if o.overlaid() {
 		err = f.onBase(ctx, o, func() (*cache.Object, error) {
-			o.overMu.RLock()
-			defer o.overMu.RUnlock()
-			var err error
-			got, err = f.readOverlay(ctx, o, file, b, off)
-			return o.obj, err
+			var base *cache.Object
+			err := read(func(file *os.File) (err error) {
+				o.overMu.RLock()
+				defer o.overMu.RUnlock()
+				base = o.obj
+				got, err = f.readOverlay(ctx, o, file, b, off)
+				return err
+			})
+			return base, err
 		})
 	} else {
-		got, err = readAt(file, b, off)
+		err = read(func(file *os.File) (err error) {
+			got, err = readAt(file, b, off)
+			return err
+		})
 	}
 	if err != nil {
 		return nil, &PathError{Op: "read", Path: f.PathOf(o.node), Err: err}
