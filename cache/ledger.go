@@ -11,10 +11,12 @@ import (
 )
 
 // The bounds of one Batch. An extent is up to 8 KiB; badger wants transactions of a few
-// hundred KiB at most.
+// hundred KiB at most. What comes together while the index is slow, or much is evicted, is more than one: a Batch
+// that is too large would never be taken, however often it is tried.
 const (
 	batchExtents = 32
 	batchObjects = 256
+	batchDeletes = 256
 )
 
 // ledger collects changes and writes them to the index in batches; one goroutine (run) does
@@ -184,6 +186,7 @@ func (l *ledger) flush() {
 				for _, e := range o.extents {
 					e.dirty = e.dirty || e.flushing
 				}
+				o.dirty = false // of one that did not fit in one Batch
 				l.mark(o)
 			}
 			for _, e := range o.extents {
@@ -194,6 +197,9 @@ func (l *ledger) flush() {
 		b, inBatch = Batch{}, inBatch[:0]
 	}
 	for id := range dying {
+		if len(b.Delete) == batchDeletes {
+			apply()
+		}
 		b.Delete = append(b.Delete, id)
 	}
 	if len(b.Delete) > 0 { // first, and alone: a new file of the same identity may follow
@@ -205,12 +211,17 @@ func (l *ledger) flush() {
 		if err == nil && (len(b.Extents) >= batchExtents || len(inBatch) >= batchObjects) {
 			apply()
 		}
-		o.mu.Lock()
-		o.dirty = false
-		o.flushing = true
-		o.collect(&b)
-		o.mu.Unlock()
-		inBatch = append(inBatch, o)
+		for more := true; more; {
+			o.mu.Lock()
+			more = o.collect(&b) && err == nil
+			o.dirty, o.flushing = more, true
+			o.mu.Unlock()
+			inBatch = append(inBatch, o)
+			if more {
+				apply()
+				more = err == nil
+			}
+		}
 		written = append(written, o)
 	}
 	if l.vars != nil {

@@ -468,11 +468,26 @@ func (o *Object) detach() {
 	o.notify()
 }
 
-// collect adds what must be written of o to b; o.mu is held.
-func (o *Object) collect(b *Batch) {
+// collect adds what must be written of o to b, and tells whether there is more than fits in: what of the object is complete
+// is said of it last. o.mu is held.
+func (o *Object) collect(b *Batch) (more bool) {
 	if o.id == 0 || o.retired {
 		o.recordDirty, o.usageDirty = false, false
-		return
+		return false
+	}
+	for n, e := range o.extents {
+		if !e.dirty {
+			continue
+		}
+		if more = len(b.Extents) >= 2*batchExtents; more {
+			break
+		}
+		x := Extent{Present: e.Present, CRC: append([]uint64(nil), e.CRC...)}
+		b.Extents = append(b.Extents, ExtentKey{ID: o.id, N: n, Extent: x})
+		e.dirty, e.flushing = false, true
+	}
+	if more && o.state.Complete() {
+		return true
 	}
 	if o.recordDirty {
 		r := Record{ID: o.id, Dir: o.dir.format.Number, Identity: o.as, State: o.state, Pinned: o.pinned,
@@ -483,14 +498,8 @@ func (o *Object) collect(b *Batch) {
 	if o.usageDirty {
 		b.Usages = append(b.Usages, o.usage)
 	}
-	for n, e := range o.extents {
-		if e.dirty {
-			x := Extent{Present: e.Present, CRC: append([]uint64(nil), e.CRC...)}
-			b.Extents = append(b.Extents, ExtentKey{ID: o.id, N: n, Extent: x})
-			e.dirty, e.flushing = false, true
-		}
-	}
 	o.recordDirty, o.usageDirty = false, false
+	return more
 }
 
 // wait blocks until ch is closed or ctx is done.
