@@ -138,10 +138,26 @@ func (s *syncing) look() (pending, queued bool, err error) {
 		return pending, queued, err
 	}
 	err = f.db.WalkTombs("", "", func(t meta.Tomb) bool {
-		queued = t.Done == 0 && t.Seq <= s.seq && !f.publisher.isRead(&t)
+		queued = t.Done == 0 && t.Seq <= s.seq && !f.stays(&t)
 		return !queued
 	})
 	return pending, queued, err
+}
+
+// stays tells whether an object that is to be deleted stays until somebody does something, which can take for ever: closes it, or
+// closes or releases the file that is to take its place or that is still to be copied from it.
+func (f *FS) stays(t *meta.Tomb) bool {
+	if f.publisher.isRead(t) || t.Needed != 0 && f.unfinished(t.Needed) {
+		return true
+	}
+	ino, err := f.follower(t.Key)
+	return err == nil && ino != 0 && f.unfinished(ino)
+}
+
+// unfinished tells whether a file is not published before somebody has closed it, or has said that it is whole.
+func (f *FS) unfinished(ino meta.Ino) bool {
+	d, err := f.db.Dirty(ino)
+	return err == nil && (d.Held || d.Seq == 0 && f.written(ino))
 }
 
 // readOnly tells whether all that is left waits for somebody to close what was removed: that can take for ever.
@@ -157,7 +173,7 @@ func (s *syncing) readOnly() bool {
 	err := f.db.WalkTombs("", "", func(t meta.Tomb) bool {
 		if t.Done == 0 && t.Seq <= s.seq {
 			some = true
-			only = f.publisher.isRead(&t)
+			only = f.stays(&t)
 		}
 		return only
 	})

@@ -107,22 +107,28 @@ func (f *FS) buryFailed(key string, cause error) {
 
 // followed tells whether something is to be published under a key.
 func (f *FS) followed(key string) (bool, error) {
+	ino, err := f.follower(key)
+	return ino != 0, err
+}
+
+// follower is what is to be published under a key, 0 when nothing is.
+func (f *FS) follower(key string) (meta.Ino, error) {
 	below, ok := strings.CutPrefix(key, f.root.Prefix)
 	if !ok {
-		return false, nil
+		return 0, nil
 	}
 	in := f.root
 	for _, name := range strings.Split(strings.TrimSuffix(below, "/"), "/") {
 		var err error
 		if in, err = f.db.Lookup(in.Ino, name); err != nil {
-			return false, absent(err)
+			return 0, absent(err)
 		}
 	}
 	if !published(in.Kind) || (in.Kind == meta.KindDir) != strings.HasSuffix(key, "/") {
-		return false, nil
+		return 0, nil
 	}
-	_, err := f.db.Dirty(in.Ino)
-	return err == nil, absent(err)
+	d, err := f.db.Dirty(in.Ino)
+	return d.Ino, absent(err)
 }
 
 // deleteObject deletes the object of a tomb, if it is still that version.
