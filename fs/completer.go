@@ -64,6 +64,16 @@ func (f *FS) completeLater(ino meta.Ino, err error) {
 	p.poke() // the completer may wait for something later
 }
 
+// completeAgain has a file looked at again of which what was published as w is not all. One that somebody has made
+// complete since has its place in the order: what was complete after it comes after it.
+func (f *FS) completeAgain(w *work) {
+	d, err := f.db.Dirty(w.in.Ino)
+	if err == nil && d.Seq != 0 && d.Seq != w.dirty.Seq {
+		return
+	}
+	f.completeSoon(w.in.Ino)
+}
+
 // closing keeps who would open a file away, if it is one that is to become complete.
 func (f *FS) closing(ctx context.Context, ino meta.Ino) (c completion, ok bool, err error) {
 	c.in, err = f.db.Inode(ino)
@@ -145,6 +155,7 @@ func (f *FS) completeAll(batch *[]completion) {
 		case err != nil:
 			f.completeLater(c.in.Ino, err)
 		case c.d.Seq != 0:
+			f.publisher.setEarly(c.in.Ino, false)
 			f.enqueueAs(&c.in, &c.d)
 		}
 		c.end(nil)

@@ -10,6 +10,7 @@ import (
 	"github.com/leatfs/leatfs/cache"
 	"github.com/leatfs/leatfs/fs/meta"
 	"github.com/leatfs/leatfs/fs/publish"
+	"github.com/leatfs/leatfs/objstore"
 )
 
 // refused deals with a publication that the origin did not take.
@@ -25,7 +26,7 @@ func (f *FS) refused(ctx context.Context, w *work, err error) error {
 		}
 		return f.sourceGone(w, s)
 	case errors.Is(err, publish.ErrChanged):
-		f.completeSoon(w.in.Ino)
+		f.completeAgain(w)
 		return publish.ErrSuperseded
 	}
 	return &PathError{Op: "publish", Path: f.path(w.dir.Ino, w.in.Name), Err: err}
@@ -81,14 +82,9 @@ func (f *FS) conflict(ctx context.Context, w *work, c *publish.Conflict) error {
 	case w.in.Kind == meta.KindDir:
 		return f.landed(ctx, w, publish.Outcome{Object: have}, nil)
 	}
-	host, err := os.Hostname()
-	if err != nil {
-		host = "unknown"
-	}
-	suffix := fmt.Sprintf(".conflict-%s-%s", host, time.Unix(0, f.now()).UTC().Format("20060102T150405.000Z"))
-	name := w.in.Name[:min(len(w.in.Name), MaxName-len(suffix))] + suffix
+	name := f.conflictName(w.in.Name)
 	var fx effects
-	err = f.db.Do(func(tx *meta.Tx) error {
+	err := f.db.Do(func(tx *meta.Tx) error {
 		fx.reset()
 		now, err := tx.Inode(w.in.Ino)
 		if err != nil {
@@ -112,23 +108,89 @@ func (f *FS) conflict(ctx context.Context, w *work, c *publish.Conflict) error {
 		if err := absent(tx.ClearTomb(w.key)); err != nil {
 			return err
 		}
-		theirs := meta.Inode{Kind: meta.KindFile, Name: w.in.Name, Checked: f.now(),
-			Object: meta.Object{Size: have.Size, ETag: have.ETag, VersionID: have.VersionID, MTime: have.ModTime.UnixNano()}}
-		if _, err := tx.Insert(w.in.Parent, theirs); err != nil {
-			return err
-		}
 		fx.moved = append(fx.moved, in)
-		fx.names = append(fx.names, changedName{w.in.Parent, w.in.Name}, changedName{w.in.Parent, name})
-		return nil
+		return f.theirs(tx, meta.Name{Parent: w.in.Parent, Name: w.in.Name}, name, &have, &fx)
 	})
 	if err != nil {
 		return err
 	}
-	f.countConflict()
-	f.log.Error("somebody else has changed the object under this name; theirs keeps it, ours is kept beside it",
-		"path", f.path(w.dir.Ino, w.in.Name), "ours", f.path(w.dir.Ino, name), "etag", have.ETag)
+	f.tellConflict(meta.Name{Parent: w.in.Parent, Name: w.in.Name}, name, &have)
 	f.after(&fx)
 	return publish.ErrSuperseded
+}
+
+// conflictOfName is conflict for a further name n, with this key: theirs keeps it.
+func (f *FS) conflictOfName(w *work, n meta.Name, key string, have *objstore.Object) error {
+	name := f.conflictName(n.Name)
+	moved := false
+	var fx effects
+	err := f.db.Do(func(tx *meta.Tx) error {
+		fx.reset()
+		moved = false
+		now, err := tx.Lookup(n.Parent, n.Name)
+		if err != nil || now.Ino != w.in.Ino {
+			return absent(err) // it is gone, or called otherwise, by now: nothing is in its way
+		}
+		first, err := tx.Inode(w.in.Ino)
+		if err != nil || first.Parent == n.Parent && first.Name == n.Name {
+			return err // it is the first name by now
+		}
+		in, err := tx.Move(n.Parent, n.Name, n.Parent, name)
+		if err != nil {
+			return err
+		}
+		c, err := copyOf(tx, in.Ino, key)
+		if err == nil && c.ETag != "" {
+			err = tx.RemoveXattr(in.Ino, recordOf(key)) // what was there is gone
+		}
+		if err == nil {
+			err = absent(tx.ClearTomb(key))
+		}
+		if err == nil {
+			err = f.touchNames(tx, &in, &fx)
+		}
+		if err == nil {
+			err = tx.Update(&in)
+		}
+		if err != nil {
+			return err
+		}
+		moved = true
+		return f.theirs(tx, n, name, have, &fx)
+	})
+	if err != nil {
+		return err
+	}
+	if moved {
+		f.tellConflict(n, name, have)
+	}
+	f.after(&fx)
+	f.enqueue(w.in.Ino)
+	return publish.ErrSuperseded
+}
+
+// conflictName is the name beside another under which ours is kept.
+func (f *FS) conflictName(name string) string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	suffix := fmt.Sprintf(".conflict-%s-%s", host, time.Unix(0, f.now()).UTC().Format("20060102T150405.000Z"))
+	return name[:min(len(name), MaxName-len(suffix))] + suffix
+}
+
+// theirs gives a name, which is free by now as ours is kept under another beside it, to what the bucket has.
+func (f *FS) theirs(tx *meta.Tx, n meta.Name, ours string, have *objstore.Object, fx *effects) error {
+	_, err := tx.Insert(n.Parent, meta.Inode{Kind: meta.KindFile, Name: n.Name, Checked: f.now(),
+		Object: meta.Object{Size: have.Size, ETag: have.ETag, VersionID: have.VersionID, MTime: have.ModTime.UnixNano()}})
+	fx.names = append(fx.names, changedName{n.Parent, n.Name}, changedName{n.Parent, ours})
+	return err
+}
+
+func (f *FS) tellConflict(n meta.Name, ours string, have *objstore.Object) {
+	f.countConflict()
+	f.log.Error("somebody else has changed the object under this name; theirs keeps it, ours is kept beside it",
+		"path", f.path(n.Parent, n.Name), "ours", f.path(n.Parent, ours), "etag", have.ETag)
 }
 
 // rebase notes what is under the key of a file that it may overwrite, and has it published again.

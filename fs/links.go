@@ -253,8 +253,11 @@ func (f *FS) publishName(ctx context.Context, w *work, n meta.Name, order func(c
 			job.IfNoneMatch, job.IfMatch = true, ""
 		} else if ours(other.Have, tokens(copyTokens(w.dirty.Token, key), former)) {
 			job.IfNoneMatch, job.IfMatch = false, other.Have.ETag // an earlier content, copied unnoticed
+		} else if f.opt.LastWins && !f.opt.Protect {
+			f.log.Warn("what somebody else put under this name is overwritten (last-wins)", "path", f.path(n.Parent, n.Name), "etag", other.Have.ETag)
+			job.IfNoneMatch, job.IfMatch = false, other.Have.ETag
 		} else {
-			return &PathError{Op: "publish", Path: f.path(n.Parent, n.Name), Err: err}
+			return f.conflictOfName(w, n, key, &other.Have)
 		}
 		out, err = f.publisher.pub.Publish(ctx, job)
 	}

@@ -3,6 +3,7 @@ package fs
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/leatfs/leatfs/fs/meta"
@@ -65,19 +66,24 @@ func (f *FS) publishNow(ctx context.Context, node NodeID) error {
 	defer p.hurried.Add(-1)
 	defer p.await(node.Ino())()
 	var first uint64
-	for range nowTries {
+	for try := range nowTries {
 		in, err := f.inode(node)
 		if err != nil || in.Stage == 0 || in.Flags&meta.Removed != 0 {
 			return err
 		}
-		seq, err := f.orderNow(in.Ino)
-		if err != nil || seq == 0 {
-			return err
+		seq, kept, err := f.orderNow(in.Ino)
+		if err != nil {
+			return &PathError{Op: "publish", Path: f.PathOf(node), Err: err}
+		}
+		if seq == 0 {
+			return nil
 		}
 		if first == 0 {
 			first = seq
 		}
-		f.enqueue(in.Ino)
+		if !kept || try > 0 {
+			f.enqueue(in.Ino)
+		}
 		p.queue.Hasten(uint64(in.Ino))
 		for range 2 {
 			// It leaves the queue also when somebody opens it for writing, or asks for the same.
@@ -96,25 +102,50 @@ func (f *FS) publishNow(ctx context.Context, node NodeID) error {
 	return &PathError{Op: "publish", Path: f.PathOf(node), Err: publish.ErrChanged}
 }
 
-// orderNow gives a file the next place in the order, as it is; 0 when there is nothing to publish of it, or not
-// before somebody has said so.
-func (f *FS) orderNow(ino meta.Ino) (seq uint64, err error) {
+// errHeld: nobody has said yet that a file is whole.
+var errHeld = errors.New("it is held, and not published until \"leatfs retry\" says that it is good")
+
+// orderNow gives a file the next place in the order, as it is; 0 when there is nothing to publish of it. One that is complete keeps
+// the place that it has: what was complete after it may say that it is there.
+func (f *FS) orderNow(ino meta.Ino) (seq uint64, kept bool, err error) {
+	p := &f.publisher
+	written := f.open.writers(ino) > 0
+	d, err := f.db.Dirty(ino)
+	if err == nil && !d.Held && d.Seq != 0 && !written && !p.isEarly(ino) {
+		return d.Seq, true, nil
+	}
 	f.unqueue(ino)
 	err = f.db.Do(func(tx *meta.Tx) error {
 		seq = 0
 		d, err := tx.Dirty(ino)
-		if errors.Is(err, meta.ErrNotFound) {
-			return nil
-		}
 		if err != nil {
-			return err
+			return absent(err)
+		}
+		if d.Held {
+			return fmt.Errorf("%w: %s", errHeld, d.Error)
 		}
 		d.Seq = f.db.NextSeq()
 		d.Token = outdated(d.Token)
-		if !d.Held {
-			seq = d.Seq
-		}
+		seq = d.Seq
+		p.setEarly(ino, true)
 		return tx.SetDirty(&d)
 	})
-	return seq, err
+	return seq, false, err
+}
+
+// setEarly notes whether a file got its place in the order when somebody could write to it, who may have done so since.
+func (p *publisher) setEarly(ino meta.Ino, early bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if early {
+		p.early[ino] = true
+	} else {
+		delete(p.early, ino)
+	}
+}
+
+func (p *publisher) isEarly(ino meta.Ino) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.early[ino]
 }

@@ -2,9 +2,11 @@ package fs
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/leatfs/leatfs/cache"
@@ -57,6 +59,7 @@ func (f *FS) recover() error {
 	for i := range dirty {
 		f.unclosed(&dirty[i])
 	}
+	f.closedBefore(dirty)
 	f.wg.Add(1)
 	go func() {
 		defer f.wg.Done()
@@ -119,7 +122,8 @@ func (f *FS) below(in *meta.Inode) bool {
 	return false
 }
 
-// takeUp goes on with what was dirty at the start and every tomb, and removes the orphans.
+// takeUp goes on with what was dirty at the start and every tomb, and removes the orphans. Nothing is published before the
+// queue knows of all of it: what says that something is there may be what it comes to know first.
 func (f *FS) takeUp(dirty []left, orphans []cache.ID) error {
 	for i := range dirty {
 		if f.ctx.Err() != nil {
@@ -127,15 +131,44 @@ func (f *FS) takeUp(dirty []left, orphans []cache.ID) error {
 		}
 		f.takeUpOne(&dirty[i])
 	}
-	if err := f.db.WalkTombs("", "", func(t meta.Tomb) bool {
+	err := f.db.WalkTombs("", "", func(t meta.Tomb) bool {
 		if t.Done == 0 && strings.HasPrefix(t.Key, f.root.Prefix) {
 			f.enqueueTomb(t.Key)
 		}
 		return f.ctx.Err() == nil
-	}); err != nil {
-		return err
+	})
+	f.publisher.queue.Start()
+	for i := range dirty {
+		if in := &dirty[i].in; in.Flags&meta.Removed != 0 {
+			f.forget(f.ctx, in.Ino)
+		}
 	}
-	return f.removeOrphans(orphans)
+	return errors.Join(err, f.removeOrphans(orphans))
+}
+
+// closedBefore has the completer look first at what was closed before the process that was told of it was killed, in the
+// order in which it was written last: that of the closes is not known any more.
+func (f *FS) closedBefore(dirty []left) {
+	type closed struct {
+		ino meta.Ino
+		at  int64
+	}
+	var all []closed
+	for i := range dirty {
+		l := &dirty[i]
+		if l.in.Flags&meta.Removed != 0 || l.d.Seq != 0 || l.d.Held || f.open.session.Epoch() == 1 || f.open.writers(l.in.Ino) > 0 {
+			continue
+		}
+		c := closed{ino: l.in.Ino}
+		if st, err := f.cache.StatStage(l.in.Stage); err == nil {
+			c.at = st.Ctim.Nano()
+		}
+		all = append(all, c)
+	}
+	slices.SortStableFunc(all, func(a, b closed) int { return cmp.Compare(a.at, b.at) })
+	for _, c := range all {
+		f.completeSoon(c.ino)
+	}
 }
 
 // unclosed holds a file that was not closed when who wrote it lost the mount: nobody said that it is whole. It is
@@ -161,14 +194,7 @@ func (f *FS) takeUpOne(l *left) {
 			f.labelDir(&l.in)
 		}
 	}
-	writers := f.open.writers(l.in.Ino)
-	switch {
-	case l.in.Flags&meta.Removed != 0:
-		f.forget(f.ctx, l.in.Ino)
-	case l.d.Held || l.d.Seq == 0 && writers > 0:
-	case l.d.Seq == 0:
-		f.completeSoon(l.in.Ino)
-	default:
+	if l.in.Flags&meta.Removed == 0 && !l.d.Held && l.d.Seq != 0 {
 		f.enqueue(l.in.Ino)
 	}
 }

@@ -91,7 +91,8 @@ func (f *FS) needed(tx *meta.Tx, t *meta.Tomb, w *work) (meta.Ino, error) {
 	if err := absent(err); err != nil {
 		return 0, err
 	}
-	if d.Ino != 0 && d.Seq < w.dirty.Seq {
+	open := d.Held || d.Seq == 0 && f.written(d.Ino) // that may be so for ever: it is fetched
+	if d.Ino != 0 && d.Seq < w.dirty.Seq && !open {
 		return 0, fmt.Errorf("%w: what is under %q is still to be copied", errLater, t.Key)
 	}
 	return d.Ino, nil
@@ -163,7 +164,11 @@ func (f *FS) publishOnce(ctx context.Context, ino meta.Ino, seq uint64, order fu
 		}
 		a := f.attr(&w.in)
 		if w.in.Ino == f.root.Ino || !f.markers() {
-			return f.clean(ino, w.dirty.Seq, meta.Local)
+			if err := f.clean(ino, w.dirty.Seq, meta.Local); err != nil {
+				return err
+			}
+			f.enqueueTomb(w.key) // of one before it, which was left to what comes there: nothing does
+			return nil
 		}
 		out, err = f.publisher.pub.Marker(ctx, w.key, publish.Metadata(syscall.S_IFDIR|a.Mode, a.UID, a.GID, a.MTime, a.CTime, ""), job.Token)
 	case w.in.Kind == meta.KindSymlink && (w.in.Object.ETag == "" || objectKey(&w.in, w.key) != w.key): // it never changes
@@ -362,6 +367,7 @@ func (f *FS) landed(ctx context.Context, w *work, out publish.Outcome, a *Attr) 
 		if now.Flags&meta.Removed != 0 || naturalKey(&dir, &now) != w.key || errors.Is(err, meta.ErrNotFound) || now.Stage != w.in.Stage {
 			// It was removed or renamed meanwhile: what landed is to go again.
 			left = true
+			dropUpload(&d, w, &out)
 			return f.strand(tx, w, &d, &now, version, &fx)
 		}
 		if err := f.fill(tx, w.key, d.Token); err != nil {
@@ -390,7 +396,7 @@ func (f *FS) landed(ctx context.Context, w *work, out publish.Outcome, a *Attr) 
 		if now.Stage != 0 && (!adopted || d.Seq != w.dirty.Seq) {
 			// It is open again, and goes on from what has landed.
 			adopted = false
-			d.Upload = meta.Upload{}
+			dropUpload(&d, w, &out)
 			if err := tx.Update(&now); err != nil {
 				return err
 			}
@@ -414,10 +420,10 @@ func (f *FS) landed(ctx context.Context, w *work, out publish.Outcome, a *Attr) 
 			return err
 		}
 		if more = now.Links > 0; more {
-			d.Upload = meta.Upload{}
+			dropUpload(&d, w, &out)
 			return tx.SetDirty(&d)
 		}
-		return tx.ClearDirty(w.in.Ino, true)
+		return tx.ClearDirty(w.in.Ino, d.Upload.ID == out.Upload)
 	})
 	switch {
 	case err != nil:
@@ -443,12 +449,20 @@ func (f *FS) landed(ctx context.Context, w *work, out publish.Outcome, a *Attr) 
 	}
 	if !left && w.in.Stage != 0 && !adopted {
 		f.relabel(&now) // what it is to replace is what has landed
-		f.completeSoon(w.in.Ino)
+		f.completeAgain(w)
 	}
 	if more {
 		return errRebased // its further names are next
 	}
 	return nil
+}
+
+// dropUpload takes the upload out of a record that has landed, or that nobody needs as something else has. One that was
+// begun since, of what is written now, stays: it goes on.
+func dropUpload(d *meta.Dirty, w *work, out *publish.Outcome) {
+	if d.Seq == w.dirty.Seq || d.Upload.ID == out.Upload || d.Upload == w.dirty.Upload {
+		d.Upload = meta.Upload{}
+	}
 }
 
 // writable tells whether anybody can write to a staging file, of which file is a descriptor for reading. Who opens
@@ -515,7 +529,6 @@ func (f *FS) strand(tx *meta.Tx, w *work, d *meta.Dirty, now *meta.Inode, versio
 	if d.Ino == 0 {
 		return nil
 	}
-	d.Upload = meta.Upload{}
 	if err := tx.SetDirty(d); err != nil {
 		return err
 	}

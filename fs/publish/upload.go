@@ -203,6 +203,8 @@ type Outcome struct {
 	Blocks []uint64
 	// PartSize of a multipart upload, 0 for another.
 	PartSize int64
+	// Upload is the ID of that; "" for another, and where an earlier try was found to have completed it.
+	Upload string
 	// Parts tells what the object holds in each part of PartSize bytes; nil where that is not known of all of
 	// them, and without Options.Reuse.
 	Parts []PartSum

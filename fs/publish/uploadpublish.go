@@ -238,7 +238,7 @@ func (s *session) outcome(c *content, d *digest, o objstore.Object) Outcome {
 		out.Blocks = d.blocks
 	}
 	if d.src == nil && s.up.ID != "" {
-		out.PartSize, out.Parts, out.Reused = s.up.PartSize, d.sums, d.reused
+		out.PartSize, out.Upload, out.Parts, out.Reused = s.up.PartSize, s.up.ID, d.sums, d.reused
 	}
 	return out
 }
