@@ -219,8 +219,9 @@ func (f *FS) discardHeld(ctx context.Context, dir, in *meta.Inode) error {
 		}
 	}
 	var src string
+	moved := false
 	err = f.db.Do(func(tx *meta.Tx) error {
-		src = ""
+		src, moved = "", false
 		now, err := tx.Lookup(dir.Ino, in.Name)
 		if errors.Is(err, meta.ErrNotFound) || err == nil && now.Ino != in.Ino {
 			return errors.New("it was removed or renamed at this moment")
@@ -244,8 +245,15 @@ func (f *FS) discardHeld(ctx context.Context, dir, in *meta.Inode) error {
 				return err
 			}
 		}
-		if err := absent(tx.ClearTomb(key)); err != nil {
+		t, err := tx.Tomb(key)
+		if err := absent(err); err != nil {
 			return err
+		}
+		// What was renamed, and is still to be copied from there, is not given up with it.
+		if moved = t.Needed != 0 && t.Needed != now.Ino; !moved {
+			if err := absent(tx.ClearTomb(key)); err != nil {
+				return err
+			}
 		}
 		left, err := tx.Remove(dir.Ino, in.Name)
 		if err != nil {
@@ -273,6 +281,9 @@ func (f *FS) discardHeld(ctx context.Context, dir, in *meta.Inode) error {
 	f.forget(ctx, in.Ino)
 	if src != "" {
 		f.shown(src)
+	}
+	if moved {
+		f.enqueueTomb(dir.Prefix + in.Name) // nothing takes its place any more
 	}
 	f.negatives.forget(negKey(dir.Ino, in.Name))
 	f.changed(dir.Ino, in.Name)
