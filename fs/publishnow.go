@@ -85,9 +85,12 @@ func (f *FS) publishNow(ctx context.Context, node NodeID) error {
 			f.enqueue(in.Ino)
 		}
 		p.queue.Hasten(uint64(in.Ino))
-		for range 2 {
+		for n := 0; n < 2; n++ {
 			// It leaves the queue also when somebody opens it for writing, or asks for the same.
-			if err := p.queue.WaitOrFail(ctx, uint64(in.Ino)); err != nil || p.landedSince(in.Ino, first) {
+			err := p.queue.WaitOrFail(ctx, uint64(in.Ino))
+			if errors.Is(err, errLater) && f.inDoubt() {
+				n-- // what a process that was killed had under way ends in a moment; that is no failure
+			} else if err != nil || p.landedSince(in.Ino, first) {
 				return err
 			}
 			select {
