@@ -1,9 +1,7 @@
 package fs
 
 import (
-	"errors"
 	"os"
-	"slices"
 	"strings"
 	"testing"
 
@@ -31,27 +29,6 @@ func (p *program) held(t *testing.T, name, data string) {
 		t.Fatal(err)
 	}
 	w.close()
-}
-
-// TestHeldStays: a held file that cannot be given up, since somebody reads it, is held as before.
-func TestHeldStays(t *testing.T) {
-	p, _ := writing(t, true)
-	p.held(t, "torn", "1")
-	w, err := p.openFile(t, "torn", os.O_RDONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.fs.Discard(t.Context(), "torn"); !errors.Is(err, errOpen) {
-		t.Fatalf("discard of what is open: %v", err)
-	}
-	w.close()
-	res, err := p.fs.Sync(t.Context(), nil)
-	if err != nil || !slices.Equal(names(&res.Left), []string{"held file /torn"}) || res.Left.Entries[0].Error != heldTorn {
-		t.Errorf("%v, left %+v", err, res.Left)
-	}
-	if have := bucket(t, p.store); len(have) != 0 {
-		t.Errorf("the bucket holds %q", have)
-	}
 }
 
 // TestHeldIsNotSynced: fsync and close that promise the bucket fail on a file that is held.
