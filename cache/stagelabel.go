@@ -30,6 +30,8 @@ type StageLabel struct {
 	// Identity: there is none, and holes are zeros.
 	Source  Identity
 	Removed bool // it has no name any more
+	// Token is of publications of it that may have been carried out, "" if there are none.
+	Token string
 	// Synced: all that the file held when its size and mtime (nanoseconds since 1970) were these was
 	// forced to the disk. While it has them still, it is whole also after a power cut.
 	Synced              bool
@@ -42,6 +44,7 @@ const (
 	stageSource    // there is a Source
 	stageSameStore // and it is of the same origin
 	stageSynced
+	stageToken // there is a Token
 )
 
 // encode writes the label, with a checksum of its own at the end.
@@ -59,7 +62,10 @@ func (l *StageLabel) encode() ([]byte, error) {
 	if l.Synced {
 		flags |= stageSynced
 	}
-	b := make([]byte, 0, 160)
+	if l.Token != "" {
+		flags |= stageToken
+	}
+	b := make([]byte, 0, 192)
 	b = append(b, stageVersion, flags)
 	for _, n := range []uint64{l.Ino, l.Parent, uint64(l.Mode), uint64(l.UID), uint64(l.GID), l.Seq} {
 		b = binary.AppendUvarint(b, n)
@@ -83,6 +89,9 @@ func (l *StageLabel) encode() ([]byte, error) {
 	}
 	if l.Synced {
 		b = binary.AppendVarint(binary.AppendVarint(b, l.SyncSize), l.SyncMTime)
+	}
+	if l.Token != "" {
+		text(l.Token)
 	}
 	b = binary.LittleEndian.AppendUint32(b, crc32.ChecksumIEEE(b))
 	if len(b) > maxLabel {
@@ -120,6 +129,9 @@ func decodeStageLabel(b []byte) (l StageLabel, err error) {
 	}
 	if flags&stageSynced != 0 {
 		l.Synced, l.SyncSize, l.SyncMTime = true, r.signed(), r.signed()
+	}
+	if flags&stageToken != 0 {
+		l.Token = r.text()
 	}
 	if r.err == nil && (len(r.b) > 0 || l.Source.Size < 0) {
 		r.err = errLabel

@@ -120,8 +120,6 @@ type FS struct {
 	engine *prefetch.Engine
 	root   meta.Inode
 	began  int64 // when the mount began, nanoseconds since 1970
-	// firstNew is the largest number that a staging file had when this process began.
-	firstNew uint64
 	// firstSeq is greater than what earlier processes have numbered, and until doubtUntil their
 	// requests may still be carried out, see doubt.go.
 	firstSeq   uint64

@@ -118,3 +118,21 @@ func within(t *testing.T, what string, fn func() bool) {
 		}
 	}
 }
+
+// TestStrayAfterUnmount: a staging file that nobody knows does not stay because the mount before ended as it should.
+func TestStrayAfterUnmount(t *testing.T) {
+	p, _ := writing(t, true)
+	p.steps(t, "put a 1", "drain")
+	if _, f, err := p.cache.NewStage(cache.StageLabel{Origin: p.fs.store.String(), Name: "stray"}); err != nil {
+		t.Fatal(err)
+	} else {
+		closeFile(f)
+	}
+	p.stop(t)
+	p.start(t)
+	within(t, "the staging file that nobody knows is removed", func() bool {
+		ids, err := p.cache.StageIDs()
+		return err == nil && len(ids) == 0
+	})
+	p.wantBucket(t, map[string]string{"a": "1"})
+}

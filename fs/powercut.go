@@ -94,7 +94,11 @@ func (p *powercut) readLabels() error {
 	var inner error
 	if err := f.cache.WalkStages(func(at cache.ID, l cache.StageLabel, err error) bool {
 		id = max(id, at)
-		if err != nil || !saw(&l) {
+		if known := p.by[at]; err != nil && known != nil {
+			// Only the index says whose it is, and nothing says that it is whole.
+			f.log.Error("a staging file has lost its label: it is what the index says", "file", at, "err", err)
+			l = cache.StageLabel{Parent: uint64(known.in.Parent), Name: known.in.Name, Seq: known.d.Seq}
+		} else if err != nil || !saw(&l) {
 			return true
 		}
 		st, err := f.cache.StatStage(at)
@@ -240,6 +244,7 @@ func (p *powercut) reclaimAt(s *found, dir meta.Ino, name string) error {
 			return err
 		}
 		rec.Ino = in.Ino
+		rec.Token = besides(rec.Token, s.label.Token)
 		if rec.Since == 0 {
 			rec.Since = f.now()
 		}

@@ -37,6 +37,9 @@ func (f *FS) lostStage(in *meta.Inode) error {
 		if err := tx.Update(&now); err != nil {
 			return err
 		}
+		if err := f.lostKey(tx, now.Parent, now.Name); err != nil {
+			return err
+		}
 		return f.unlist(tx, now.Parent)
 	})
 }
@@ -45,6 +48,9 @@ func (f *FS) lostStage(in *meta.Inode) error {
 // asked.
 func (f *FS) lostName(tx *meta.Tx, in *meta.Inode) error {
 	for {
+		if err := f.lostKey(tx, in.Parent, in.Name); err != nil {
+			return err
+		}
 		left, err := tx.Remove(in.Parent, in.Name)
 		if err != nil {
 			return err
@@ -54,4 +60,18 @@ func (f *FS) lostName(tx *meta.Tx, in *meta.Inode) error {
 		}
 		in = &left
 	}
+}
+
+// lostKey has what the origin has under a name stay there: it is what was to be overwritten, and stays until that is, or what
+// has overwritten it already. Only what is still to be copied from there goes then.
+func (f *FS) lostKey(tx *meta.Tx, dir meta.Ino, name string) error {
+	d, err := tx.Inode(dir)
+	if err != nil {
+		return absent(err)
+	}
+	t, err := tx.Tomb(d.Prefix + name)
+	if err != nil || t.Done != 0 || t.Needed != 0 {
+		return absent(err)
+	}
+	return tx.ClearTomb(t.Key)
 }

@@ -61,7 +61,6 @@ func (f *FS) startPublisher() error {
 	p.conflict = f.conflictsBefore()
 	p.pub = publish.New(f.store, publish.Options{PartSize: f.opt.PartSize, Parallel: f.opt.UploadParallel, Scratch: f.opt.Scratch, Reuse: f.opt.ReuseParts, Log: f.log})
 	p.queue = publish.NewQueue(publish.QueueOptions{Parallel: f.opt.PublishParallel, OnFail: f.publishFailed})
-	f.firstNew = uint64(f.cache.LargestStage())
 	if err := f.reuse.open(f.db, f.opt.ReuseParts); err != nil {
 		return err
 	}

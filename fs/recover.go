@@ -143,7 +143,7 @@ func (f *FS) takeUp(dirty []left, orphans []cache.ID) error {
 			f.forget(f.ctx, in.Ino)
 		}
 	}
-	return errors.Join(err, f.removeOrphans(orphans))
+	return errors.Join(err, f.removeDirLabels(), f.removeOrphans(orphans))
 }
 
 // closedBefore has the completer look first at what was closed before the process that was told of it was killed, in the
@@ -169,6 +169,28 @@ func (f *FS) closedBefore(dirty []left) {
 	for _, c := range all {
 		f.completeSoon(c.ino)
 	}
+}
+
+// removeDirLabels removes the labels of directories that are gone, of which who removed them was killed before it had: a power
+// cut would bring them back once the index has forgotten them.
+func (f *FS) removeDirLabels() error {
+	var gone []uint64
+	var inner error
+	err := f.cache.WalkDirLabels(func(l cache.StageLabel) bool {
+		if l.Origin == f.store.String() && strings.HasPrefix(l.Dir, f.root.Prefix) {
+			switch d, err := f.db.Inode(meta.Ino(l.Ino)); {
+			case errors.Is(err, meta.ErrNotFound), err == nil && d.Flags&meta.Removed != 0:
+				gone = append(gone, l.Ino)
+			default:
+				inner = err
+			}
+		}
+		return inner == nil && f.ctx.Err() == nil
+	})
+	for _, num := range gone {
+		err = errors.Join(err, f.cache.RemoveDirLabel(num))
+	}
+	return errors.Join(err, inner)
 }
 
 // unclosed holds a file that was not closed when who wrote it lost the mount: nobody said that it is whole. It is
@@ -242,7 +264,7 @@ func (f *FS) mendLabel(in *meta.Inode) {
 func (f *FS) orphans(known map[cache.ID]bool) (ids []cache.ID, err error) {
 	all, err := f.cache.StageIDs()
 	for _, id := range all {
-		if !known[id] && uint64(id) <= f.firstNew {
+		if !known[id] {
 			ids = append(ids, id)
 		}
 	}

@@ -2,6 +2,7 @@ package fs
 
 import (
 	"errors"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -84,11 +85,15 @@ func (f *FS) relabelAs(was *meta.Inode, aged bool, fn func(*cache.StageLabel)) e
 			return err
 		}
 	}
+	d, derr := f.db.Dirty(in.Ino)
+	if derr == nil {
+		l.Token = labelTokens(d.Token)
+	}
 	if old, err := f.cache.StageLabel(in.Stage); err == nil {
 		l.Synced, l.SyncSize, l.SyncMTime = old.Synced, old.SyncSize, old.SyncMTime
 		// What is complete keeps its place in the order, whoever writes its label anew: after a power
 		// cut this number says what is published before what.
-		if d, err := f.db.Dirty(in.Ino); err == nil && old.Parent == l.Parent && old.Name == l.Name {
+		if derr == nil && old.Parent == l.Parent && old.Name == l.Name {
 			if d.Seq != 0 {
 				l.Seq = max(old.Seq, d.Seq)
 			} else if aged {
@@ -97,7 +102,35 @@ func (f *FS) relabelAs(was *meta.Inode, aged bool, fn func(*cache.StageLabel)) e
 		}
 	}
 	fn(&l)
-	return f.cache.RelabelStage(in.Stage, l)
+	err = f.cache.RelabelStage(in.Stage, l)
+	if l.Token != "" && errors.Is(err, unix.ENOSPC) {
+		l.Token = "" // what makes it longer
+		err = f.cache.RelabelStage(in.Stage, l)
+	}
+	return err
+}
+
+// labelTokens are the newest of the tokens of a Dirty: an index that is lost, or older than the file, does not tell that what is
+// at the origin was put there from here.
+func labelTokens(token string) string {
+	all := strings.Fields(token)
+	return strings.Join(all[:min(len(all), maxLabelTokens)], " ")
+}
+
+// maxLabelTokens bounds what tokens take on a label, which has 4 KiB with all else.
+const maxLabelTokens = 4
+
+// labelToken has the label of an overlay say by which token its publication will be known, as durably as the label is: once it has
+// landed, what the overlay lies over is nowhere any more but in what has landed.
+func (f *FS) labelToken(in *meta.Inode) error {
+	if err := f.relabelAs(in, true, func(*cache.StageLabel) {}); err != nil {
+		return err
+	}
+	l, err := f.cache.StageLabel(in.Stage)
+	if err != nil || !l.Synced {
+		return err
+	}
+	return f.cache.SyncStage(in.Stage, false)
 }
 
 // labelLocks let one at a time write the label of an inode, by number, so that what is written last is

@@ -26,6 +26,15 @@ func outdated(token string) string {
 	return ""
 }
 
+// besides is the token of a file of which others, too, may be under the key.
+func besides(token, others string) string {
+	all := tokens(token, others)
+	if all != "" && newest(token) == "" {
+		all = " " + all
+	}
+	return all
+}
+
 // maxTokens bounds what tokens remembers: families, of which a key has more than one only where files with
 // objects of their own were given its name.
 const maxTokens = 64

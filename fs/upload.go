@@ -266,6 +266,10 @@ func (f *FS) publishStage(ctx context.Context, w *work, job *publish.Job) error 
 		return err
 	}
 	if w.in.Flags&meta.Overlay != 0 {
+		if err := f.labelToken(&w.in); err != nil {
+			f.log.Warn("the label of a file that is published cannot be written: should the index be lost now, the file would be held",
+				"path", f.path(w.dir.Ino, w.in.Name), "err", err)
+		}
 		job.Overlay = f.overlay(w, file)
 	} else {
 		job.Reuse = f.reuse.find(w.key, a.Size)
