@@ -18,6 +18,7 @@ def save(place):
                 run.log({"loss": n / (i + 1)})
             with open(os.path.join(run.dir, "notes.txt"), "w") as f:
                 f.write(f"{SEED} {n} " * 1000)
+    wandb.teardown()  # its service writes the end of the last log after that run is over for who made it
     out = {f"notes {n}": digest(f"{SEED} {n} " * 1000) for n in (1, 2)}
     for n in (1, 2):
         out[f"log {n}"] = log(place, n)
