@@ -91,7 +91,7 @@ func (f *FS) needed(tx *meta.Tx, t *meta.Tomb, w *work) (meta.Ino, error) {
 	if err := absent(err); err != nil {
 		return 0, err
 	}
-	open := d.Held || d.Seq == 0 && f.written(d.Ino) // that may be so for ever: it is fetched
+	open := d.Seq == 0 && !d.Held && f.written(d.Ino) // that may be so for ever: it is fetched
 	if d.Ino != 0 && d.Seq < w.dirty.Seq && !open {
 		return 0, fmt.Errorf("%w: what is under %q is still to be copied", errLater, t.Key)
 	}
