@@ -365,6 +365,11 @@ func TestRetry(t *testing.T) {
 	if n, err := r.fs.Retry(ctx, ""); n != 0 || err != nil {
 		t.Errorf("retry of nothing: %d, %v", n, err)
 	}
+	fh := r.create("open", "half")
+	if n, err := r.fs.Retry(ctx, "/open"); n != 0 || !errors.Is(err, errWritten) {
+		t.Errorf("retry of what is open for writing: %d, %v", n, err)
+	}
+	r.fs.Release(fh)
 }
 
 // TestRetryHastens: what backs off is tried at once.

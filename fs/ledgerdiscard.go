@@ -22,13 +22,16 @@ func (f *FS) Retry(ctx context.Context, file string) (n int, err error) {
 	}
 	var inodes []meta.Ino
 	var inner error
+	open := false
 	err = f.db.WalkDirty(0, func(d meta.Dirty) bool {
 		in, err := f.db.Inode(d.Ino)
 		switch {
 		case errors.Is(err, meta.ErrNotFound):
 		case err != nil:
 			inner = err
-		case in.Flags&meta.Removed != 0 || d.Seq == 0 && !d.Held || !isAt(file, func() string { return f.path(in.Parent, in.Name) }):
+		case in.Flags&meta.Removed != 0 || !isAt(file, func() string { return f.path(in.Parent, in.Name) }):
+		case d.Seq == 0 && !d.Held:
+			open = true
 		case d.Held:
 			inner = f.unhold(d.Ino)
 			n++
@@ -53,6 +56,9 @@ func (f *FS) Retry(ctx context.Context, file string) (n int, err error) {
 		return n, err
 	}
 	n += len(ids)
+	if n == 0 && file != "" && open {
+		return 0, &PathError{Op: "retry", Path: file, Err: errWritten}
+	}
 	if n == 0 && file != "" {
 		return 0, &PathError{Op: "retry", Path: file, Err: ErrNothingLocal}
 	}
@@ -195,6 +201,8 @@ func (f *FS) hold(d *meta.Dirty) error {
 		return tx.SetDirty(&now)
 	})
 }
+
+var errWritten = errors.New("somebody has it open for writing: it is published once it is closed")
 
 var errOpen = errors.New("somebody has it open: let them close it first")
 

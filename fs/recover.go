@@ -223,7 +223,7 @@ func (f *FS) takeUpOne(l *left) {
 
 // Why a file is held.
 const (
-	heldOpen = "it was open for writing when both processes of the mount ended"
+	heldOpen = "it was open for writing when both processes of the mount ended, or had been closed a moment before"
 	heldTorn = "not all of it was known to be on the disk when the machine stopped"
 )
 
@@ -244,7 +244,7 @@ func (f *FS) holdUnclosed(ino meta.Ino) {
 	if err != nil {
 		f.log.Error("a file that was not closed cannot be noted as such", "inode", ino, "err", err)
 	} else if in.Ino != 0 {
-		f.log.Warn("a file was being written when the mount ended: it is kept on this node and not published; look at it, then \"leatfs retry\" publishes it and \"leatfs discard\" gives it up",
+		f.log.Warn("a file was being written, or was closed a moment before, when the mount ended: it is kept on this node and not published; look at it, then \"leatfs retry\" publishes it and \"leatfs discard\" gives it up",
 			"path", f.path(in.Parent, in.Name))
 	}
 }
