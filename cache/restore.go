@@ -47,7 +47,7 @@ func (c *Cache) restore() error {
 				return err
 			}
 		}
-		if err := c.measure(d); err != nil {
+		if err := c.measure(d, known); err != nil {
 			return err
 		}
 	}
@@ -109,8 +109,9 @@ func (c *Cache) setAside(d *dir) error {
 	return nil
 }
 
-// measure fixes the capacity of d by its disk.
-func (c *Cache) measure(d *dir) error {
+// measure fixes the capacity of d by its disk. used says that it was a cache before: then it is taken however full the disk
+// is, for what is in it must be had, and may be all that there is.
+func (c *Cache) measure(d *dir, used bool) error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(d.path, &st); err != nil {
 		return fmt.Errorf("cache directory %s: %w", d.path, err)
@@ -125,6 +126,17 @@ func (c *Cache) measure(d *dir) error {
 	size := d.size
 	if size <= 0 {
 		size = (free + d.used.Load() + d.ballast.bytes.Load()) / 5 * 4
+		if size < disk/5 { // it may be full of what is not published yet, which is the cache's, too
+			staged, err := d.stagedBytes()
+			if err != nil {
+				return fmt.Errorf("cache directory %s: %w", d.path, err)
+			}
+			size += staged / 5 * 4
+			used = used || staged > 0
+		}
+		if used {
+			size = max(size, 16*BlockSize)
+		}
 	}
 	if size < 16*BlockSize {
 		return fmt.Errorf("cache directory %s: %d bytes are too little for a cache; free some space, or choose another cache directory", d.path, size)
@@ -136,6 +148,18 @@ func (c *Cache) measure(d *dir) error {
 	}
 	d.ballast.want = max(d.ballast.want, 0)
 	return nil
+}
+
+// stagedBytes counts what the staging files take on the disk.
+func (d *dir) stagedBytes() (n int64, err error) {
+	ids, err := d.stages()
+	for _, id := range ids {
+		var st unix.Stat_t
+		if unix.Stat(d.stagePath(id), &st) == nil { // else it has just gone
+			n += st.Blocks * 512
+		}
+	}
+	return n, err
 }
 
 // vars are the variables written with each batch.
