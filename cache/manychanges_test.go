@@ -128,18 +128,17 @@ func TestLargeObjectInOneFlush(t *testing.T) {
 	}
 	id := o.ID()
 	o.Release()
-	for until := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		x, err := index.Extent(id, extents-1)
-		if err == nil && len(x.CRC) == cache.ExtentBlocks && x.CRC[cache.ExtentBlocks-1] != 0 {
-			break
+	missing := func() error {
+		for k := range uint32(extents) {
+			if x, err := index.Extent(id, k); err != nil || x.CRC[1] != uint64(k)*cache.ExtentBlocks+2 {
+				return fmt.Errorf("extent %d: %w", k, err)
+			}
 		}
-		if time.Now().After(until) {
-			t.Fatalf("the last extent is not in the index: %v", err)
-		}
+		return nil
 	}
-	for k := range uint32(extents) {
-		if x, err := index.Extent(id, k); err != nil || x.CRC[1] != uint64(k)*cache.ExtentBlocks+2 {
-			t.Fatalf("extent %d: %v", k, err)
+	for until := time.Now().Add(10 * time.Second); missing() != nil; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(until) {
+			t.Fatal(missing())
 		}
 	}
 	end()
