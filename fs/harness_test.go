@@ -170,10 +170,21 @@ func (r *rig) closeBelow(t fatal) {
 	}
 }
 
-// takeOver has another file system go on with what is open, as after the death of the process.
+// takeOver has another file system go on with what is open, as after the death of the process, which left the cache as it was and what
+// that had begun.
 func (r *rig) takeOver(t fatal) {
 	t.Helper()
 	r.leave(t)
+	db, err := meta.Open(meta.Options{Dir: filepath.Join(r.dir, "index"), NoSync: true})
+	if err != nil {
+		t.Fatalf("index: %v", err)
+	}
+	if err := db.Apply(cache.Batch{Vars: map[string][]byte{"cache/clean": make([]byte, 8)}, Needed: true}); err != nil {
+		t.Fatalf("index: %v", err)
+	}
+	if err := db.Close(); err != nil {
+		t.Fatalf("index: %v", err)
+	}
 	r.start(t)
 }
 

@@ -4,30 +4,11 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/leatfs/leatfs/cache"
-	"github.com/leatfs/leatfs/fs/meta"
 )
-
-// killed has another file system go on after a death that left the cache as it was, and what that had begun.
-func (r *rig) killed(t fatal) {
-	t.Helper()
-	r.leave(t)
-	db, err := meta.Open(meta.Options{Dir: filepath.Join(r.dir, "index"), NoSync: true})
-	if err != nil {
-		t.Fatalf("index: %v", err)
-	}
-	if err := db.Apply(cache.Batch{Vars: map[string][]byte{"cache/clean": make([]byte, 8)}, Needed: true}); err != nil {
-		t.Fatalf("index: %v", err)
-	}
-	if err := db.Close(); err != nil {
-		t.Fatalf("index: %v", err)
-	}
-	r.start(t)
-}
 
 // TestWrittenRightAfterTakeover: what is opened for writing while the next process removes the staging files that
 // nobody knows is none of them, though its file is older than that process.
@@ -50,7 +31,7 @@ func TestWrittenRightAfterTakeover(t *testing.T) {
 		t.Fatal(err)
 	}
 	closeFile(f)
-	p.killed(t)
+	p.takeOver(t)
 	for i := range files {
 		p.steps(t, fmt.Sprintf("append old%d 2", i))
 	}
@@ -90,7 +71,7 @@ func TestRemovedAndStaged(t *testing.T) {
 			if err := w.write(t, int64(i)+1, []byte{want[i+1]}); err != nil {
 				t.Fatal(err)
 			}
-			p.killed(t)
+			p.takeOver(t)
 			time.Sleep(100 * time.Millisecond) // what nobody knows is removed
 			if size, err := w.size(); err != nil || size != int64(len(want)) {
 				t.Errorf("passthrough %v: size %d, %v; want %d", pass, size, err, len(want))

@@ -179,7 +179,7 @@ func TestCutAfterKilledRmdir(t *testing.T) {
 	if err := p.cache.LabelDir(l.Ino, l); err != nil { // as if it had come no further
 		t.Fatal(err)
 	}
-	p.killed(t)
+	p.takeOver(t)
 	time.Sleep(100 * time.Millisecond)
 	if n, err := p.db.Purge(time.Now().Add(time.Hour).UnixNano(), 1000, nil); err != nil || n == 0 {
 		t.Fatalf("%d purged, %v", n, err)

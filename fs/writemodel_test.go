@@ -229,7 +229,7 @@ func (w *world) actions(rng *rand.Rand) map[string]func(*rapid.T) {
 			}
 		},
 		"take over": func(rt *rapid.T) { w.takeOver(rt) },
-		"killed":    func(rt *rapid.T) { w.killed(rt) },
+		"upgraded":  func(rt *rapid.T) { w.leave(rt); w.start(rt) },
 		"die before the answer": func(rt *rapid.T) {
 			w.resend = func() bool { w.resend = func() bool { return false }; return true }
 		},
