@@ -440,6 +440,7 @@ func (f *FS) landed(ctx context.Context, w *work, out publish.Outcome, a *Attr) 
 	default:
 		f.adopted(node, &now, commit)
 		f.retimed.forget(w.in.Stage)
+		f.publisher.setEarly(w.in.Ino, false)
 	}
 	f.after(&fx)
 	if !left && now.Kind == meta.KindDir {
