@@ -175,6 +175,15 @@ func (r *reconciler) file(d *dir, path, name string, lost bool) error {
 			}
 		}
 	}
+	if lost {
+		if id, err = c.newID(); err != nil {
+			return err
+		}
+	}
+	if !c.move(id) {
+		return nil
+	}
+	defer c.moved(id)
 	// A file whose object is not active has been written to the index, if it was at all.
 	if !lost {
 		if c.ledger.deleted(id) {
@@ -187,6 +196,7 @@ func (r *reconciler) file(d *dir, path, name string, lost bool) error {
 		if !errors.Is(err, ErrNoRecord) {
 			return err
 		}
+		l, lerr = readLabel(path) // it may have been a staging file meanwhile, and be another object's
 	}
 	if lerr != nil {
 		if errors.Is(lerr, fs.ErrNotExist) {
@@ -196,11 +206,6 @@ func (r *reconciler) file(d *dir, path, name string, lost bool) error {
 	}
 	if !l.State.Complete() {
 		return r.remove(path, "which blocks of it are there is not known")
-	}
-	if lost {
-		if id, err = c.newID(); err != nil {
-			return err
-		}
 	}
 	return r.adopt(d, path, id, l)
 }
@@ -217,15 +222,11 @@ func (r *reconciler) remove(path, why string) error {
 	return nil
 }
 
-// adopt verifies the file at path and enters it into the index as id.
+// adopt verifies the file at path and enters it into the index as id, which the caller has claimed (Cache.move).
 func (r *reconciler) adopt(d *dir, path string, id ID, l label) error {
 	c := r.c
 	size := l.Identity.Size
 	bytes := (size+dioAlign-1)&^(dioAlign-1) + fileOverhead
-	if !c.move(id) {
-		return nil
-	}
-	defer c.moved(id)
 	var st unix.Stat_t
 	if err := unix.Lstat(path, &st); err != nil || st.Size != size || size == 0 {
 		return r.remove(path, "its size is not the object's")
@@ -388,8 +389,19 @@ func (r *reconciler) records() error {
 	return nil
 }
 
-// dropRecord forgets a record whose file is gone.
+// dropRecord forgets a record whose file is gone, if it still is: the ID may have been a staging file's since the record was read,
+// and be another object's.
 func (c *Cache) dropRecord(d *dir, rec Record, u Usage) {
+	if !c.move(rec.ID) {
+		return
+	}
+	defer c.moved(rec.ID)
+	if now, err := c.cfg.Index.Record(rec.ID); err != nil || now.Identity != rec.Identity {
+		return
+	}
+	if _, err := os.Lstat(d.filePath(rec.ID)); !errors.Is(err, fs.ErrNotExist) {
+		return
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if o := c.active[rec.Identity.Hash()]; o != nil {
