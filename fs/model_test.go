@@ -78,6 +78,7 @@ type held struct {
 func TestModel(t *testing.T) {
 	for _, pass := range []bool{true, false} {
 		t.Run(fmt.Sprintf("passthrough=%v", pass), func(t *testing.T) {
+			t.Parallel()
 			n := 0
 			base := t.TempDir()
 			rapid.Check(t, func(rt *rapid.T) {

@@ -104,6 +104,7 @@ var modelNames = []string{"a.txt", "b.bin", "c", "x.tmp", "d", "e"}
 func TestWriteModel(t *testing.T) {
 	for _, pass := range []bool{true, false} {
 		t.Run(fmt.Sprintf("passthrough=%v", pass), func(t *testing.T) {
+			t.Parallel()
 			n := 0
 			base := t.TempDir()
 			rapid.Check(t, func(rt *rapid.T) {
