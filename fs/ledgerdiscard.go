@@ -304,10 +304,11 @@ func (f *FS) unneeded(tx *meta.Tx, key string, ino meta.Ino) error {
 	if err != nil || t.Needed != ino {
 		return absent(err)
 	}
-	if taken, err := f.takenIn(tx, key); err != nil {
-		return err
-	} else if taken {
+	switch _, err := f.under(key, tx.Lookup); {
+	case err == nil:
 		return fmt.Errorf("it was renamed, and its old name %s is another's by now: discard, rename or remove that first", f.pathOfKey(key))
+	case !errors.Is(err, meta.ErrNotFound):
+		return err
 	}
 	// A directory above that is to go stays, too, or it would hide it.
 	for above := parentKey(key); len(above) > len(f.root.Prefix); above = parentKey(above) {
@@ -322,18 +323,6 @@ func (f *FS) unneeded(tx *meta.Tx, key string, ino meta.Ino) error {
 		}
 	}
 	return tx.ClearTomb(key)
-}
-
-// takenIn tells whether there is something here under the name of a key.
-func (f *FS) takenIn(tx *meta.Tx, key string) (bool, error) {
-	in := f.root
-	for _, name := range strings.Split(strings.TrimPrefix(key, f.root.Prefix), "/") {
-		var err error
-		if in, err = tx.Lookup(in.Ino, name); err != nil {
-			return false, absent(err)
-		}
-	}
-	return true, nil
 }
 
 // unlist has a directory listed anew before anybody believes that a name is missing there.

@@ -153,10 +153,13 @@ func (f *FS) closedBefore(dirty []left) {
 		ino meta.Ino
 		at  int64
 	}
+	if f.open.session.Epoch() == 1 {
+		return // there was none: what is not noted as complete is held
+	}
 	var all []closed
 	for i := range dirty {
 		l := &dirty[i]
-		if l.in.Flags&meta.Removed != 0 || l.d.Seq != 0 || l.d.Held || f.open.session.Epoch() == 1 || f.open.writers(l.in.Ino) > 0 {
+		if l.in.Flags&meta.Removed != 0 || l.d.Seq != 0 || l.d.Held || f.open.writers(l.in.Ino) > 0 {
 			continue
 		}
 		c := closed{ino: l.in.Ino}

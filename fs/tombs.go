@@ -113,22 +113,30 @@ func (f *FS) followed(key string) (bool, error) {
 
 // follower is what is to be published under a key, 0 when nothing is.
 func (f *FS) follower(key string) (meta.Ino, error) {
-	below, ok := strings.CutPrefix(key, f.root.Prefix)
-	if !ok {
-		return 0, nil
-	}
-	in := f.root
-	for _, name := range strings.Split(strings.TrimSuffix(below, "/"), "/") {
-		var err error
-		if in, err = f.db.Lookup(in.Ino, name); err != nil {
-			return 0, absent(err)
-		}
+	in, err := f.under(key, f.db.Lookup)
+	if err != nil {
+		return 0, absent(err)
 	}
 	if !published(in.Kind) || (in.Kind == meta.KindDir) != strings.HasSuffix(key, "/") {
 		return 0, nil
 	}
 	d, err := f.db.Dirty(in.Ino)
 	return d.Ino, absent(err)
+}
+
+// under returns what the index has under the name of a key, by lookup, that of the index or of a transaction.
+func (f *FS) under(key string, lookup func(meta.Ino, string) (meta.Inode, error)) (in meta.Inode, err error) {
+	below, ok := strings.CutPrefix(key, f.root.Prefix)
+	if !ok {
+		return in, meta.ErrNotFound
+	}
+	in = f.root
+	for name := range strings.SplitSeq(strings.TrimSuffix(below, "/"), "/") {
+		if in, err = lookup(in.Ino, name); err != nil {
+			return in, err
+		}
+	}
+	return in, nil
 }
 
 // deleteObject deletes the object of a tomb, if it is still that version.
