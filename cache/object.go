@@ -217,6 +217,9 @@ func (o *Object) Lend() (*os.File, error) {
 		o.discard()
 	}
 	o.mu.Unlock()
+	if errors.Is(err, unix.ENOENT) { // as after a crash, which the index may not know of
+		return nil, fmt.Errorf("%s: lend: %s is missing: %w", o.name(), path, ErrIncomplete)
+	}
 	return nil, fmt.Errorf("%s: lend: %w", o.name(), &os.PathError{Op: "open", Path: path, Err: err})
 }
 

@@ -131,12 +131,7 @@ func (f *FS) openFresh(ctx context.Context, node NodeID, in *meta.Inode) (Opened
 		return Opened{}, err
 	}
 	if o != nil && f.outdated(o) && !f.open.drop(node) {
-		_, err := f.db.Update(in.Ino, func(in *meta.Inode) error {
-			if in.Gen == node.Gen() {
-				in.Gen = (in.Gen + 1) & genMask
-			}
-			return nil
-		})
+		err := f.anew(node)
 		if err == nil {
 			return Opened{}, ErrStale
 		}
@@ -160,6 +155,17 @@ func (f *FS) openFresh(ctx context.Context, node NodeID, in *meta.Inode) (Opened
 		}
 	}
 	return f.openNew(ctx, node, in)
+}
+
+// anew gives the inode of a node another one, for the opens that come: who has this one open keeps what it is.
+func (f *FS) anew(node NodeID) error {
+	_, err := f.db.Update(f.ino(node), func(in *meta.Inode) error {
+		if in.Gen == node.Gen() {
+			in.Gen = (in.Gen + 1) & genMask
+		}
+		return nil
+	})
+	return err
 }
 
 // outdated tells whether an open or kept node should be served in another way by now: the
@@ -239,22 +245,29 @@ func (f *FS) attach(ctx context.Context, o *openNode) error {
 		return &objstore.Error{Op: "GET", Key: ident.Key, Kind: objstore.Archived,
 			Hint: "the object is in an archive storage class: restore it first (aws s3api restore-object)"}
 	}
-	if in.Object.Size <= f.opt.SmallObject && !o.obj.Complete() {
-		// What the disk has no room for is served all the same, from memory.
-		if err := o.obj.Fetch(ctx); err != nil && !errors.Is(err, cache.ErrNotKept) {
-			o.obj.Release()
-			return f.fetchFailed(ctx, o, err)
+	for missing := false; ; missing = true {
+		if in.Object.Size <= f.opt.SmallObject && !o.obj.Complete() {
+			// What the disk has no room for is served all the same, from memory.
+			if err := o.obj.Fetch(ctx); err != nil && !errors.Is(err, cache.ErrNotKept) {
+				o.obj.Release()
+				return f.fetchFailed(ctx, o, err)
+			}
 		}
-	}
-	if f.open.backing != nil && o.obj.Passthroughable() {
+		if f.open.backing == nil || !o.obj.Passthroughable() {
+			return nil
+		}
 		// Once for each node id: a node that cannot be registered stays with the daemon.
-		if err := f.open.register(o); err != nil {
+		err := f.open.register(o)
+		if errors.Is(err, cache.ErrIncomplete) && !missing {
+			continue // its file was not there; that is known now
+		}
+		if err != nil {
 			// Slower, not different: the daemon serves it.
 			f.log.Warn("no passthrough for this file; the daemon serves it",
 				"path", f.path(in.Parent, in.Name), "err", err)
 		}
+		return nil
 	}
-	return nil
 }
 
 // identity is what the cache knows a file's present version as.

@@ -56,15 +56,28 @@ func (f *FS) stage(ctx context.Context, node NodeID, in *meta.Inode, empty bool)
 			}
 		}()
 	}
-	if !o.obj.Passthroughable() {
-		if in.Object.Size >= f.opt.OverlayMin && in.Flags&meta.Archived == 0 {
-			return f.stageOverlay(in, o)
+	for missing := false; ; missing = true {
+		if open && o.pass && f.outdated(o) {
+			// The kernel has a file that was found damaged, or is gone: what is written must not go there.
+			if err := f.anew(node); err != nil {
+				return *in, err
+			}
+			return *in, ErrStale
 		}
-		if err := o.obj.Fetch(ctx); err != nil {
-			return *in, f.fetchFailed(ctx, o, err)
+		if !o.obj.Passthroughable() {
+			if in.Object.Size >= f.opt.OverlayMin && in.Flags&meta.Archived == 0 {
+				return f.stageOverlay(in, o)
+			}
+			if err := o.obj.Fetch(ctx); err != nil {
+				return *in, f.fetchFailed(ctx, o, err)
+			}
 		}
+		now, err := f.stageTaken(ctx, in, o, open)
+		if missing || !errors.Is(err, cache.ErrIncomplete) {
+			return now, err
+		}
+		// Its file was not there, as after a crash; that is known now.
 	}
-	return f.stageTaken(ctx, in, o, open)
 }
 
 // stageNew stages an empty file.
