@@ -26,10 +26,12 @@ type completion struct {
 	end func(error)
 }
 
-// completeEach makes files complete, in this order, if nobody can write to them any more. By turn.
-func (f *FS) completeEach(ctx context.Context, todo []meta.Ino) {
+// completeEach makes files complete, in this order, if nobody can write to them any more, and returns those that it has not
+// come to when ctx ends. By turn.
+func (f *FS) completeEach(ctx context.Context, todo []meta.Ino) (rest []meta.Ino) {
 	batch := make([]completion, 0, min(len(todo), completeBatch))
-	for i := 0; i < len(todo) && ctx.Err() == nil; {
+	i := 0
+	for i < len(todo) && ctx.Err() == nil {
 		// Only of the first is waited for who opens it: those before it are held.
 		wait := ctx
 		if len(batch) > 0 {
@@ -50,6 +52,7 @@ func (f *FS) completeEach(ctx context.Context, todo []meta.Ino) {
 		}
 	}
 	f.completeAll(&batch)
+	return todo[i:]
 }
 
 // completeLater has a file looked at again.
@@ -60,6 +63,7 @@ func (f *FS) completeLater(ino meta.Ino, err error) {
 	}
 	p.mu.Lock()
 	p.again[ino] = time.Now().Add(mappedPoll)
+	f.noteClosed(ino)
 	p.mu.Unlock()
 	p.poke() // the completer may wait for something later
 }

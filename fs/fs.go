@@ -242,9 +242,7 @@ func (f *FS) close(leave bool) error {
 		f.completeLast(last)
 		done()
 	}
-	f.cancel()
-	f.stopPublisher()
-	f.wg.Wait()
+	f.halt()
 	if f.publisher.queue != nil {
 		// What was changed while it was published is to be published again; what was closed last may have been open
 		// in this process still.
@@ -258,6 +256,18 @@ func (f *FS) close(leave bool) error {
 			}
 		}
 	}
+	return f.letGo(leave)
+}
+
+// halt ends what goes on in the background.
+func (f *FS) halt() {
+	f.cancel()
+	f.stopPublisher()
+	f.wg.Wait()
+}
+
+// letGo closes what is open, or with leave leaves it to the next process.
+func (f *FS) letGo(leave bool) error {
 	f.cache.SetReclaim(func(cache.ID) bool { return true })
 	f.cache.SetDamaged(func(cache.Identity) {})
 	f.open.closeAll(leave)

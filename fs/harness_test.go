@@ -59,6 +59,16 @@ func (k *kernel) Unregister(id int32) {
 	}
 }
 
+// forget gives all files back, as the end of a mount does.
+func (k *kernel) forget() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for id, f := range k.files {
+		_ = f.Close()
+		delete(k.files, id)
+	}
+}
+
 func (k *kernel) file(id int32) *os.File {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -170,11 +180,38 @@ func (r *rig) closeBelow(t fatal) {
 	}
 }
 
-// takeOver has another file system go on with what is open, as after the death of the process, which left the cache as it was and what
-// that had begun.
+// takeOver has another file system go on with what is open, as after the death of the process, which left the cache as it was, what
+// that had begun, and what was closed and not noted as complete.
 func (r *rig) takeOver(t fatal) {
 	t.Helper()
-	r.leave(t)
+	r.die(t)
+	r.handOver(t)
+	r.start(t)
+}
+
+// killBoth has another file system start, as after the death of both processes of the mount: what was open is so no more.
+func (r *rig) killBoth(t fatal) {
+	t.Helper()
+	r.die(t)
+	if err := r.memory.Close(); err != nil {
+		t.Fatalf("close session: %v", err)
+	}
+	r.memory = nil
+	if r.kernel != nil {
+		r.kernel.forget()
+	}
+	r.start(t)
+}
+
+// die ends the file system as the death of its process does, and leaves what is open.
+func (r *rig) die(t fatal) {
+	t.Helper()
+	r.fs.halt()
+	r.fs.open.closing.Wait()
+	if err := r.fs.letGo(true); err != nil {
+		t.Fatalf("die: %v", err)
+	}
+	r.closeBelow(t)
 	db, err := meta.Open(meta.Options{Dir: filepath.Join(r.dir, "index"), NoSync: true})
 	if err != nil {
 		t.Fatalf("index: %v", err)
@@ -185,16 +222,21 @@ func (r *rig) takeOver(t fatal) {
 	if err := db.Close(); err != nil {
 		t.Fatalf("index: %v", err)
 	}
-	r.start(t)
 }
 
-// leave ends the file system and leaves what is open.
+// leave ends the file system as an upgrade does, and leaves what is open.
 func (r *rig) leave(t fatal) {
 	t.Helper()
 	if err := r.fs.Leave(); err != nil {
 		t.Fatalf("leave: %v", err)
 	}
 	r.closeBelow(t)
+	r.handOver(t)
+}
+
+// handOver gives the session to the next process.
+func (r *rig) handOver(t fatal) {
+	t.Helper()
 	fd, err := unix.FcntlInt(r.memory.File().Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		t.Fatalf("session: %v", err)

@@ -107,6 +107,11 @@ func (f *FS) openAlone(ctx context.Context, node NodeID, flags int) (Opened, err
 	if in.Gen != node.Gen() {
 		return Opened{}, ErrStale
 	}
+	if writes(flags) {
+		if err := f.db.Closes().Opened(in.Ino); err != nil {
+			return Opened{}, err
+		}
+	}
 	if writes(flags) && in.Stage == 0 {
 		ino := in.Ino
 		if in, err = f.stage(ctx, node, &in, flags&os.O_TRUNC != 0); err != nil {

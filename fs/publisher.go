@@ -97,8 +97,16 @@ func (f *FS) completeSoon(ino meta.Ino) {
 		p.oldest = time.Now()
 	}
 	p.complete = append(p.complete, ino)
+	f.noteClosed(ino)
 	p.mu.Unlock()
 	p.poke()
+}
+
+// noteClosed notes for the next process that a file was closed, unless somebody has opened it again. By publisher.mu.
+func (f *FS) noteClosed(ino meta.Ino) {
+	if err := f.db.Closes().Closed(ino, func() bool { return f.open.writers(ino) == 0 }); err != nil {
+		f.log.Debug("should both processes of the mount be killed now, a file that was closed is held", "inode", ino, "err", err)
+	}
 }
 
 // poke has the completer look.
@@ -117,14 +125,11 @@ func (f *FS) completer() {
 	defer f.wg.Done()
 	p := &f.publisher
 	for {
-		p.turn.Lock()
-		todo, next := p.closed(false)
-		f.completeEach(f.ctx, todo)
-		p.turn.Unlock()
+		some, next := f.completeTurn(f.ctx, soon)
 		if f.ctx.Err() != nil {
 			return
 		}
-		if len(todo) == 0 {
+		if !some {
 			var timer <-chan time.Time
 			if next >= 0 {
 				timer = time.After(next)
@@ -139,19 +144,51 @@ func (f *FS) completer() {
 	}
 }
 
-// closed takes what is to be looked at, all if need be, and tells in how long there is more, negative when
-// nothing is known to come.
-func (p *publisher) closed(all bool) (todo []meta.Ino, next time.Duration) {
+// What completeTurn makes complete.
+const (
+	soon       = iota // what is due
+	closedAll         // also what gives way to who makes files
+	closedEver        // also what is to be looked at later
+)
+
+// completeTurn makes files complete that were closed. It tells whether there were any, and in how long there is more to
+// come, negative when nothing is known to.
+func (f *FS) completeTurn(ctx context.Context, which int) (some bool, next time.Duration) {
+	p := &f.publisher
+	p.turn.Lock()
+	defer p.turn.Unlock()
+	todo, next := f.closed(which)
+	if len(todo) == 0 {
+		return false, next
+	}
+	rest := f.completeEach(ctx, todo)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(rest) > 0 {
+		p.complete = append(rest, p.complete...)
+	} else if err := f.db.Closes().Done(); err != nil {
+		f.log.Error("a file that is closed may be looked at again at the next start", "err", err)
+	}
+	return true, next
+}
+
+// closed takes what completeTurn is to look at. By turn.
+func (f *FS) closed(which int) (todo []meta.Ino, next time.Duration) {
+	p := &f.publisher
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	next = -1
-	if wait := p.busy(p.oldest); wait > 0 && !all && len(p.complete) > 0 {
+	if wait := p.busy(p.oldest); wait > 0 && which == soon && len(p.complete) > 0 {
 		next = wait
-	} else {
+	} else if len(p.complete) > 0 {
 		todo, p.complete = p.complete, nil
+		f.db.Closes().Turn()
+		for ino := range p.again {
+			f.noteClosed(ino) // it is not among those that are forgotten once they are complete
+		}
 	}
 	for ino, at := range p.again {
-		if d := time.Until(at); d <= 0 {
+		if d := time.Until(at); d <= 0 || which == closedEver {
 			todo = append(todo, ino)
 			delete(p.again, ino)
 		} else if next < 0 || d < next {
@@ -163,29 +200,11 @@ func (p *publisher) closed(all bool) (todo []meta.Ino, next time.Duration) {
 
 // completeClosed returns when all that was closed before is complete: what gets its name now comes
 // after it. The caller is not the one to open any node.
-func (f *FS) completeClosed() {
-	p := &f.publisher
-	p.turn.Lock()
-	defer p.turn.Unlock()
-	todo, _ := p.closed(true)
-	f.completeEach(f.ctx, todo)
-}
+func (f *FS) completeClosed() { f.completeTurn(f.ctx, closedAll) }
 
-// completeLast is completeClosed at the end of the file system, also of what is to be looked at later: of what
-// has no number the next mount would not know that it was closed.
-func (f *FS) completeLast(ctx context.Context) {
-	p := &f.publisher
-	p.turn.Lock()
-	defer p.turn.Unlock()
-	todo, _ := p.closed(true)
-	p.mu.Lock()
-	for ino := range p.again {
-		todo = append(todo, ino)
-	}
-	clear(p.again)
-	p.mu.Unlock()
-	f.completeEach(ctx, todo)
-}
+// completeLast is completeClosed at the end of the file system, also of what is to be looked at later: who has it
+// mapped may have gone.
+func (f *FS) completeLast(ctx context.Context) { f.completeTurn(ctx, closedEver) }
 
 // tombID is the number of a tomb in the queue: none that an inode has.
 func (f *FS) tombID(key string) uint64 {

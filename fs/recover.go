@@ -45,6 +45,9 @@ func (f *FS) recover() error {
 		if err := f.afterCut(dirty); err != nil {
 			return fmt.Errorf("files that were written and not published: %w", err)
 		}
+		if err := f.db.Closes().Reset(); err != nil {
+			return err
+		}
 		if err := f.db.Apply(cache.Batch{Vars: map[string][]byte{varBoot: boot}, Needed: true}); err != nil {
 			return err
 		}
@@ -56,10 +59,9 @@ func (f *FS) recover() error {
 	if err != nil {
 		return err
 	}
-	for i := range dirty {
-		f.unclosed(&dirty[i])
+	if err := f.closedBefore(dirty); err != nil {
+		return err
 	}
-	f.closedBefore(dirty)
 	f.wg.Add(1)
 	go func() {
 		defer f.wg.Done()
@@ -147,14 +149,26 @@ func (f *FS) takeUp(dirty []left, orphans []cache.ID) error {
 }
 
 // closedBefore has the completer look first at what was closed before the process that was told of it was killed, in the
-// order in which it was written last: that of the closes is not known any more.
-func (f *FS) closedBefore(dirty []left) {
-	type closed struct {
-		ino meta.Ino
-		at  int64
+// order of the closes. What that had not come to note is held, since nobody said that it is whole; but where who has it open
+// lives on with the mount, it was closed last: in the order in which it was written last. It is to be called before anything
+// is opened.
+func (f *FS) closedBefore(dirty []left) error {
+	noted, err := f.db.Closes().Left()
+	if err != nil {
+		return err
 	}
-	if f.open.session.Epoch() == 1 {
-		return // there was none: what is not noted as complete is held
+	place := make(map[meta.Ino]int, len(noted))
+	for i, ino := range noted {
+		if f.open.writers(ino) == 0 {
+			place[ino] = i - len(noted) // before what was not noted
+		} else if err := f.db.Closes().Opened(ino); err != nil {
+			return err
+		}
+	}
+	type closed struct {
+		ino   meta.Ino
+		place int
+		at    int64 // nanoseconds since 1970
 	}
 	var all []closed
 	for i := range dirty {
@@ -162,16 +176,21 @@ func (f *FS) closedBefore(dirty []left) {
 		if l.in.Flags&meta.Removed != 0 || l.d.Seq != 0 || l.d.Held || f.open.writers(l.in.Ino) > 0 {
 			continue
 		}
-		c := closed{ino: l.in.Ino}
+		c := closed{ino: l.in.Ino, place: place[l.in.Ino]}
+		if c.place == 0 && f.open.session.Epoch() == 1 {
+			f.holdUnclosed(c.ino)
+			continue
+		}
 		if st, err := f.cache.StatStage(l.in.Stage); err == nil {
 			c.at = st.Ctim.Nano()
 		}
 		all = append(all, c)
 	}
-	slices.SortStableFunc(all, func(a, b closed) int { return cmp.Compare(a.at, b.at) })
+	slices.SortStableFunc(all, func(a, b closed) int { return cmp.Or(cmp.Compare(a.place, b.place), cmp.Compare(a.at, b.at)) })
 	for _, c := range all {
 		f.completeSoon(c.ino)
 	}
+	return nil
 }
 
 // removeDirLabels removes the labels of directories that are gone, of which who removed them was killed before it had: a power
@@ -196,14 +215,6 @@ func (f *FS) removeDirLabels() error {
 	return errors.Join(err, inner)
 }
 
-// unclosed holds a file that was not closed when who wrote it lost the mount: nobody said that it is whole. It is
-// to be called before anything is opened.
-func (f *FS) unclosed(l *left) {
-	if l.in.Flags&meta.Removed == 0 && l.d.Seq == 0 && f.open.writers(l.in.Ino) == 0 && f.open.session.Epoch() == 1 {
-		f.holdUnclosed(l.in.Ino)
-	}
-}
-
 func (f *FS) takeUpOne(l *left) {
 	var err error
 	if l.in, err = f.db.Inode(l.in.Ino); err != nil {
@@ -226,7 +237,7 @@ func (f *FS) takeUpOne(l *left) {
 
 // Why a file is held.
 const (
-	heldOpen = "it was open for writing when both processes of the mount ended, or had been closed a moment before"
+	heldOpen = "it was open for writing when both processes of the mount ended"
 	heldTorn = "not all of it was known to be on the disk when the machine stopped"
 )
 
@@ -247,7 +258,7 @@ func (f *FS) holdUnclosed(ino meta.Ino) {
 	if err != nil {
 		f.log.Error("a file that was not closed cannot be noted as such", "inode", ino, "err", err)
 	} else if in.Ino != 0 {
-		f.log.Warn("a file was being written, or was closed a moment before, when the mount ended: it is kept on this node and not published; look at it, then \"leatfs retry\" publishes it and \"leatfs discard\" gives it up",
+		f.log.Warn("a file was being written when the mount ended: it is kept on this node and not published; look at it, then \"leatfs retry\" publishes it and \"leatfs discard\" gives it up",
 			"path", f.path(in.Parent, in.Name))
 	}
 }

@@ -230,7 +230,11 @@ func (w *world) actions(rng *rand.Rand) map[string]func(*rapid.T) {
 			}
 		},
 		"take over": func(rt *rapid.T) { w.takeOver(rt) },
-		"upgraded":  func(rt *rapid.T) { w.leave(rt); w.start(rt) },
+		"both killed": func(rt *rapid.T) {
+			w.closeAll()
+			w.killBoth(rt)
+		},
+		"upgraded": func(rt *rapid.T) { w.leave(rt); w.start(rt) },
 		"die before the answer": func(rt *rapid.T) {
 			w.resend = func() bool { w.resend = func() bool { return false }; return true }
 		},

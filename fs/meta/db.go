@@ -66,6 +66,7 @@ type DB struct {
 	path    string // of the badger directory
 	lock    *lockFile
 	marks   *marks
+	closes  *CloseLog
 	space   *space
 	rebuilt bool
 
@@ -94,6 +95,9 @@ var _ cache.Index = (*DB)(nil)
 
 // Rebuilt tells whether Open found the index lost or damaged and started a fresh one.
 func (db *DB) Rebuilt() bool { return db.rebuilt }
+
+// Closes is where it is noted which files were closed. It must not be used after Close.
+func (db *DB) Closes() *CloseLog { return db.closes }
 
 // RaiseMarks makes all inode numbers and cache IDs given out from now on greater than ino and
 // id: for who finds larger ones in use. A damaged or lost database needs none of it, since the
@@ -293,6 +297,9 @@ func (db *DB) Close() error {
 	db.space.stop()
 	if err := db.marks.close(); err != nil {
 		db.log.Warn("index: marks not written at close", "index", db.opt.Dir, "err", err)
+	}
+	if err := db.closes.close(); err != nil {
+		db.log.Warn("index: what was noted of closed files cannot be closed", "index", db.opt.Dir, "err", err)
 	}
 	if !db.space.roomToClose() {
 		// Writing tables out would fault on a full disk. Everything is in the logs, which

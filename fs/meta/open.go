@@ -20,6 +20,7 @@ import (
 //	lock      who has it
 //	marks     the numbers given out, see marks.go
 //	spare     space held in reserve, see spares.go
+//	closes-N  files that were closed and are not noted as complete, see closelog.go
 //	db-N      the database; N grows with each fresh start
 //	bad-N-T   a damaged one, put aside at time T for whoever wants to look; one at most
 const (
@@ -61,6 +62,9 @@ func Open(opt Options) (*DB, error) {
 		if db.marks != nil {
 			db.marks.f.Close()
 		}
+		if db.closes != nil {
+			db.closes.close()
+		}
 		lock.unlock()
 		return nil, fmt.Errorf("index %s: %w", opt.Dir, err)
 	}
@@ -90,6 +94,9 @@ func (db *DB) open() (err error) {
 	}
 	var marked bool
 	if db.marks, marked, err = openMarks(filepath.Join(db.opt.Dir, "marks"), db.opt.NoSync); err != nil {
+		return err
+	}
+	if db.closes, err = openCloses(db.opt.Dir); err != nil {
 		return err
 	}
 	last := db.lock.read()
