@@ -223,6 +223,23 @@ func TestQueueAgainstModel(t *testing.T) {
 	})
 }
 
+// TestQueueSameKeyEarlier: an item that waits in order starts again when an earlier one comes to have its key, though that is
+// not due yet.
+func TestQueueSameKeyEarlier(t *testing.T) {
+	for _, del := range []bool{true, false} {
+		steps := []step{
+			{op: "add", id: 1, key: "1.bin", pending: 20 * time.Millisecond},
+			{op: "add", id: 2, key: "r.b", ahead: true},
+			{op: "add", id: 1, key: "r.b", seq: 1, del: del, pending: 200 * time.Millisecond},
+		}
+		synctest.Test(t, func(t *testing.T) {
+			for _, e := range runSteps(t, steps, 1) {
+				t.Error(e)
+			}
+		})
+	}
+}
+
 func runSteps(t *testing.T, steps []step, parallel int) []string {
 	m := &naive{in: make(map[uint64]*naiveItem), running: make(map[string]uint64)}
 	q := NewQueue(QueueOptions{

@@ -220,6 +220,9 @@ func (q *Queue) dispatch() {
 			q.start(e, false)
 			continue
 		}
+		if q.keys[e.Key].before(e) {
+			q.again(e) // as in await: the earlier one, which may not be due, came to have the key meanwhile
+		}
 		q.resume(e)
 		close(e.run.turn)
 		e.run.turn = nil
