@@ -359,8 +359,12 @@ func checkPairs(db *DB, root Ino) error {
 			continue
 		}
 		b, err2 := db.Lookup(root, "pair"+strconv.Itoa((n+1)%pairs))
+		made := err2 == nil
+		if errors.Is(err2, ErrNotFound) {
+			err2 = nil // killed when the pair before had been changed only: nothing may be in this one
+		}
 		if err != nil || err2 != nil {
-			return errors.Join(err, err2)
+			return fmt.Errorf("pair %d: %w", n, errors.Join(err, err2))
 		}
 		for i := range 5 {
 			name := "p" + strconv.Itoa(i)
@@ -369,6 +373,9 @@ func checkPairs(db *DB, root Ino) error {
 			other, errOther := db.Lookup(b.Ino, name+"-other")
 			tomb, errTomb := db.Tomb(text)
 			there := err == nil
+			if there && !made {
+				return fmt.Errorf("%s: the directory of its other name is missing", text)
+			}
 			if there != (errOther == nil) || there != (errTomb == nil) || in.Ino != other.Ino || tomb.Needed != in.Ino {
 				return fmt.Errorf("%s: %+v, %w; %+v, %w; %+v, %w", text, in, err, other, errOther, tomb, errTomb)
 			}
