@@ -164,13 +164,40 @@ func (f *FS) resize(ctx context.Context, node NodeID, in *meta.Inode, size int64
 
 func (f *FS) resizeNow(ctx context.Context, node NodeID, size int64) error {
 	in, err := f.inode(node)
-	if err != nil {
+	if err != nil || in.Stage == 0 && size == in.Object.Size {
 		return err
 	}
-	if in.Stage == 0 {
-		if size == in.Object.Size {
-			return nil
+	was, err := f.db.Dirty(in.Ino)
+	if err := absent(err); err != nil {
+		return err
+	}
+	err = f.setSize(ctx, node, in, size)
+	if err != nil && was.Held { // and still nobody knows whether it is whole
+		if herr := f.holdAgain(&was); herr != nil {
+			err = errors.Join(err, herr)
 		}
+	}
+	if f.open.writers(in.Ino) == 0 {
+		f.completeSoon(in.Ino) // it is not complete any more also when that failed
+	}
+	return err
+}
+
+// holdAgain holds a file as it was held.
+func (f *FS) holdAgain(was *meta.Dirty) error {
+	return f.db.Do(func(tx *meta.Tx) error {
+		d, err := tx.Dirty(was.Ino)
+		if err != nil {
+			return absent(err)
+		}
+		d.Seq, d.Held, d.Error = 0, true, was.Error
+		return tx.SetDirty(&d)
+	})
+}
+
+// setSize is resizeNow without what comes after it.
+func (f *FS) setSize(ctx context.Context, node NodeID, in meta.Inode, size int64) (err error) {
+	if in.Stage == 0 {
 		if in, err = f.stage(ctx, node, &in, size == 0); err != nil {
 			return err
 		}
@@ -190,9 +217,6 @@ func (f *FS) resizeNow(ctx context.Context, node NodeID, size int64) error {
 	}
 	if err := f.truncate(ctx, o, size); err != nil {
 		return &PathError{Op: "truncate", Path: f.path(in.Parent, in.Name), Err: err}
-	}
-	if f.open.writers(in.Ino) == 0 {
-		f.completeSoon(in.Ino)
 	}
 	return nil
 }
