@@ -42,6 +42,9 @@ const (
 	closeRecord = 16
 	closePrefix = "closes-"
 	maxCloseLog = 1 << 20 // a log is cut when it was longer
+	// closeRoom is how much of the disk a log keeps for itself, in bytes: so many files can be closed on a full one before they
+	// are noted as complete.
+	closeRoom = 64 << 10
 )
 
 func openCloses(dir string) (*CloseLog, error) {
@@ -60,12 +63,18 @@ func openCloses(dir string) (*CloseLog, error) {
 		if err != nil {
 			return nil, errors.Join(err, l.close())
 		}
+		c.reserve()
 	}
 	l.seq = max(last[0], last[1])
 	if last[1] > last[0] {
 		l.now = 1
 	}
 	return l, nil
+}
+
+// reserve gives a log its room, unless there is none.
+func (c *closeFile) reserve() {
+	_ = unix.Fallocate(int(c.f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, closeRoom)
 }
 
 // read reads a log and returns the number of its last record.
@@ -171,6 +180,7 @@ func (l *CloseLog) Reset() error {
 func (c *closeFile) reset() (err error) {
 	if c.end > maxCloseLog {
 		err = c.f.Truncate(0)
+		c.reserve()
 	} else if c.end > 0 {
 		_, err = c.f.WriteAt(make([]byte, closeRecord), 0)
 	}

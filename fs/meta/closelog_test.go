@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 )
 
@@ -155,4 +156,41 @@ func TestCloseLogOrder(t *testing.T) {
 			t.Errorf("%s: %v, %v", name, st.Size(), err)
 		}
 	}
+}
+
+// TestCloseLogRoom: on a disk that is full some files can be noted still, also after a log was cut.
+func TestCloseLogRoom(t *testing.T) {
+	dir := t.TempDir()
+	l, err := openCloses(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { l.close() }()
+	room := func(when string) {
+		t.Helper()
+		for i := range l.logs {
+			var st unix.Stat_t
+			if err := unix.Fstat(int(l.logs[i].f.Fd()), &st); err != nil || st.Blocks*512 < closeRoom || st.Size > maxCloseLog {
+				t.Errorf("%s: log %d has %d bytes of the disk, and is %d long: %v", when, i, st.Blocks*512, st.Size, err)
+			}
+		}
+	}
+	room("new")
+	for i := Ino(1); i < 10+maxCloseLog/closeRecord; i++ {
+		if err := l.Closed(i, func() bool { return true }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.Turn()
+	if err := l.Done(); err != nil {
+		t.Fatal(err)
+	}
+	room("cut")
+	if err := l.close(); err != nil {
+		t.Fatal(err)
+	}
+	if l, err = openCloses(dir); err != nil {
+		t.Fatal(err)
+	}
+	room("opened again")
 }
