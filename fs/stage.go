@@ -156,13 +156,15 @@ func (f *FS) stageTaken(ctx context.Context, in *meta.Inode, o *openNode, open b
 	if err != nil {
 		return *in, &PathError{Op: "open", Path: f.path(in.Parent, in.Name), Err: err}
 	}
-	now, err := f.staged(in, id, 0, copied && open)
+	// The file may have been found damaged, and fetched anew, at this moment: the kernel has the old one.
+	another := open && (copied || o.pass && id != o.file)
+	now, err := f.staged(in, id, 0, another)
 	if err != nil {
 		// What was taken is found at the next start, equal to the object.
 		return *in, err
 	}
 	switch {
-	case copied && open:
+	case another:
 		f.open.drop(o.node)
 		return now, ErrStale
 	case copied || !open:
