@@ -109,7 +109,7 @@ type Notifier interface {
 
 // FS is one mounted origin. All methods may be called in parallel.
 //
-// Lock order: FS.listMu → openTable.mu, FS.labels → (locks of cache, meta). Network is never waited
+// Lock order: FS.listMu → openTable.mu, FS.labels → (locks of cache, meta); publisher.mu → meta.CloseLog → openTable.mu. Network is never waited
 // for under a lock; singleflight groups are not locks and are entered holding none.
 type FS struct {
 	opt    Options

@@ -107,26 +107,38 @@ func (f *FS) openAlone(ctx context.Context, node NodeID, flags int) (Opened, err
 	if in.Gen != node.Gen() {
 		return Opened{}, ErrStale
 	}
-	if writes(flags) {
-		if err := f.db.Closes().Opened(in.Ino); err != nil {
-			return Opened{}, err
+	switch {
+	case writes(flags):
+		o, err := f.openToWrite(ctx, node, &in, flags)
+		if err != nil {
+			f.completeSoon(in.Ino) // it may have been staged all the same, and nobody will close it
 		}
-	}
-	if writes(flags) && in.Stage == 0 {
-		ino := in.Ino
-		if in, err = f.stage(ctx, node, &in, flags&os.O_TRUNC != 0); err != nil {
-			f.completeSoon(ino) // it may have been staged all the same
-			return Opened{}, err
-		}
-	}
-	if in.Stage != 0 {
+		return o, err
+	case in.Stage != 0:
 		o, err := f.openStaged(ctx, node, &in, flags)
 		if err != nil {
-			f.completeSoon(in.Ino) // nobody will close it
+			f.completeSoon(in.Ino)
 		}
 		return o, err
 	}
 	return f.openFresh(ctx, node, &in)
+}
+
+// openToWrite is openAlone for writing. Who closed the file last may come to say so only now: it does not count as closed any
+// more before anything of it is changed.
+func (f *FS) openToWrite(ctx context.Context, node NodeID, in *meta.Inode, flags int) (Opened, error) {
+	defer f.open.willWrite(in.Ino)()
+	if err := f.db.Closes().Opened(in.Ino); err != nil {
+		return Opened{}, err
+	}
+	now := *in
+	if now.Stage == 0 {
+		var err error
+		if now, err = f.stage(ctx, node, in, flags&os.O_TRUNC != 0); err != nil {
+			return Opened{}, err
+		}
+	}
+	return f.openStaged(ctx, node, &now, flags)
 }
 
 // openFresh opens the present node of an inode. The caller is the only one to open it.

@@ -69,6 +69,7 @@ type openTable struct {
 	// writing counts the handles of an inode that can write; by mu. lastWriter is told, without a
 	// lock, when there is none any more; lastHandle, when an inode has no handle any more.
 	writing    map[meta.Ino]int
+	toWrite    map[meta.Ino]int // opens for writing that are under way; by mu
 	lastWriter func(meta.Ino)
 	lastHandle func(meta.Ino)
 	unstage    func(cache.ID) // removes a staging file
@@ -86,6 +87,7 @@ func (t *openTable) init(b Backing, s *session.Session) {
 	t.kept = list.New()
 	t.opening = make(map[NodeID]*opening)
 	t.writing = make(map[meta.Ino]int)
+	t.toWrite = make(map[meta.Ino]int)
 }
 
 // opening is an open under way. err is set before done is closed.
@@ -324,6 +326,27 @@ func (t *openTable) writers(ino meta.Ino) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.writing[ino]
+}
+
+// writes is writers and the opens for writing that are under way.
+func (t *openTable) writes(ino meta.Ino) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.writing[ino] + t.toWrite[ino]
+}
+
+// willWrite says that an open of an inode for writing is under way, until done is called.
+func (t *openTable) willWrite(ino meta.Ino) (done func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.toWrite[ino]++
+	return func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if t.toWrite[ino]--; t.toWrite[ino] == 0 {
+			delete(t.toWrite, ino)
+		}
+	}
 }
 
 // written returns the inodes that have handles which can write.

@@ -102,9 +102,10 @@ func (f *FS) completeSoon(ino meta.Ino) {
 	p.poke()
 }
 
-// noteClosed notes for the next process that a file was closed, unless somebody has opened it again. By publisher.mu.
+// noteClosed notes for the next process that a file was closed, unless somebody has opened it again, or is about to: who
+// gives that up comes here then. By publisher.mu.
 func (f *FS) noteClosed(ino meta.Ino) {
-	if err := f.db.Closes().Closed(ino, func() bool { return f.open.writers(ino) == 0 }); err != nil {
+	if err := f.db.Closes().Closed(ino, func() bool { return f.open.writes(ino) == 0 }); err != nil {
 		f.log.Debug("should both processes of the mount be killed now, a file that was closed is held", "inode", ino, "err", err)
 	}
 }
@@ -157,7 +158,7 @@ func (f *FS) completeTurn(ctx context.Context, which int) (some bool, next time.
 	p := &f.publisher
 	p.turn.Lock()
 	defer p.turn.Unlock()
-	todo, next := f.closed(which)
+	todo, all, next := f.closed(which)
 	if len(todo) == 0 {
 		return false, next
 	}
@@ -166,14 +167,17 @@ func (f *FS) completeTurn(ctx context.Context, which int) (some bool, next time.
 	defer p.mu.Unlock()
 	if len(rest) > 0 {
 		p.complete = append(rest, p.complete...)
-	} else if err := f.db.Closes().Done(); err != nil {
-		f.log.Error("a file that is closed may be looked at again at the next start", "err", err)
+	} else if all {
+		if err := f.db.Closes().Done(); err != nil {
+			f.log.Error("a file that is closed may be looked at again at the next start", "err", err)
+		}
 	}
 	return true, next
 }
 
-// closed takes what completeTurn is to look at. By turn.
-func (f *FS) closed(which int) (todo []meta.Ino, next time.Duration) {
+// closed takes what completeTurn is to look at. all says that nothing was left that was noted as closed, but for what is
+// noted again. By turn.
+func (f *FS) closed(which int) (todo []meta.Ino, all bool, next time.Duration) {
 	p := &f.publisher
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -181,7 +185,7 @@ func (f *FS) closed(which int) (todo []meta.Ino, next time.Duration) {
 	if wait := p.busy(p.oldest); wait > 0 && which == soon && len(p.complete) > 0 {
 		next = wait
 	} else if len(p.complete) > 0 {
-		todo, p.complete = p.complete, nil
+		todo, p.complete, all = p.complete, nil, true
 		f.db.Closes().Turn()
 		for ino := range p.again {
 			f.noteClosed(ino) // it is not among those that are forgotten once they are complete
@@ -195,7 +199,7 @@ func (f *FS) closed(which int) (todo []meta.Ino, next time.Duration) {
 			next = d
 		}
 	}
-	return todo, next
+	return todo, all, next
 }
 
 // completeClosed returns when all that was closed before is complete: what gets its name now comes

@@ -319,12 +319,6 @@ func (f *FS) openStaged(ctx context.Context, node NodeID, in *meta.Inode, flags 
 			err = ErrStale // reclaimed meanwhile
 		}
 	}
-	if err == nil && write {
-		// Who closed it last may have come to say so only now.
-		if err = f.db.Closes().Opened(in.Ino); err != nil {
-			f.open.release(fh)
-		}
-	}
 	if err != nil {
 		return Opened{}, err
 	}

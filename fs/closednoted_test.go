@@ -1,0 +1,109 @@
+package fs
+
+import (
+	"context"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/leatfs/leatfs/fs/meta"
+)
+
+// noted tells whether the next process would know that a file was closed, should both be killed now.
+func (r *rig) noted(t *testing.T, ino meta.Ino) bool {
+	t.Helper()
+	all, err := r.db.Closes().Left()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.Contains(all, ino)
+}
+
+// TestPutBackStaysNoted: what the completer did not come to is noted as closed still when it has looked at something else.
+func TestPutBackStaysNoted(t *testing.T) {
+	r := newRig(t, t.TempDir(), true)
+	r.givesWay = true
+	r.start(t)
+	t.Cleanup(func() { r.stop(t) })
+	p := newProgram(r)
+	p.fs.publisher.makers.Add(1) // somebody makes files all the time: the completer leaves them alone
+	defer p.fs.publisher.makers.Add(-1)
+	p.steps(t, "put a 1", "put b 1")
+	a, b := p.ino(t, "a"), p.ino(t, "b")
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	p.fs.completeTurn(over, closedAll)
+	pub := &p.fs.publisher
+	pub.mu.Lock()
+	pub.oldest = time.Now()
+	if !slices.Equal(pub.complete, []meta.Ino{a, b}) {
+		t.Errorf("put back: %v", pub.complete)
+	}
+	pub.complete = pub.complete[:1]
+	pub.again[b] = time.Now()
+	pub.mu.Unlock()
+	p.fs.completeTurn(p.fs.ctx, soon)
+	if p.seqOf(t, "a") != 0 {
+		t.Fatal("it was noted as complete; the test shows nothing")
+	}
+	if !p.noted(t, a) {
+		t.Error("it is not noted any more that a file was closed which is not complete yet")
+	}
+}
+
+// closer is a kernel that has somebody say, while a file is being opened, that it was closed.
+type closer struct {
+	*kernel
+	during func()
+}
+
+func (c *closer) Register(f *os.File) (int32, error) {
+	if c.during != nil {
+		c.during()
+	}
+	return c.kernel.Register(f)
+}
+
+// TestOpeningIsNotClosed: a file that is being opened for writing, and may be cut by that, does not come to count as closed when
+// who closed it before comes to say so only now.
+func TestOpeningIsNotClosed(t *testing.T) {
+	r := newRig(t, t.TempDir(), true)
+	r.givesWay = true
+	r.start(t)
+	t.Cleanup(func() { r.stop(t) })
+	p := newProgram(r)
+	p.fs.publisher.makers.Add(1)
+	defer func() { p.fs.publisher.makers.Add(-1) }()
+	p.steps(t, "put a 1")
+	e, err := p.walk("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.fs.open.drop(e.Node) // so that it is registered anew
+	k := &closer{kernel: r.kernel}
+	p.fs.open.backing = k
+	times := 0
+	k.during = func() {
+		times++
+		p.fs.completeSoon(e.Node.Ino())
+		if p.noted(t, e.Node.Ino()) {
+			t.Error("a file that is being opened for writing counts as closed")
+		}
+	}
+	w, err := p.openFile(t, "a", os.O_WRONLY|os.O_TRUNC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.during = nil
+	if times == 0 {
+		t.Error("nobody said so; the test shows nothing")
+	}
+	if p.noted(t, e.Node.Ino()) {
+		t.Error("a file that is open for writing counts as closed")
+	}
+	w.close()
+	if !p.noted(t, e.Node.Ino()) {
+		t.Error("that it was closed is not noted")
+	}
+}
