@@ -141,6 +141,27 @@ func (f *FS) openToWrite(ctx context.Context, node NodeID, in *meta.Inode, flags
 	return f.openStaged(ctx, node, &now, flags)
 }
 
+// writes is writers and the opens for writing that are under way.
+func (t *openTable) writes(ino meta.Ino) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.writing[ino] + t.toWrite[ino]
+}
+
+// willWrite says that an open of an inode for writing is under way, until done is called.
+func (t *openTable) willWrite(ino meta.Ino) (done func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.toWrite[ino]++
+	return func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if t.toWrite[ino]--; t.toWrite[ino] == 0 {
+			delete(t.toWrite, ino)
+		}
+	}
+}
+
 // openFresh opens the present node of an inode. The caller is the only one to open it.
 func (f *FS) openFresh(ctx context.Context, node NodeID, in *meta.Inode) (Opened, error) {
 	o, err := f.revived(ctx, f.open.peek(node))

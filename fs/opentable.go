@@ -328,27 +328,6 @@ func (t *openTable) writers(ino meta.Ino) int {
 	return t.writing[ino]
 }
 
-// writes is writers and the opens for writing that are under way.
-func (t *openTable) writes(ino meta.Ino) int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.writing[ino] + t.toWrite[ino]
-}
-
-// willWrite says that an open of an inode for writing is under way, until done is called.
-func (t *openTable) willWrite(ino meta.Ino) (done func()) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.toWrite[ino]++
-	return func() {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		if t.toWrite[ino]--; t.toWrite[ino] == 0 {
-			delete(t.toWrite, ino)
-		}
-	}
-}
-
 // written returns the inodes that have handles which can write.
 func (t *openTable) written() (all []meta.Ino) {
 	t.mu.Lock()
