@@ -4,8 +4,11 @@ import (
 	"context"
 	"os"
 	"slices"
+	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/leatfs/leatfs/fs/meta"
 )
@@ -81,6 +84,7 @@ func TestOpeningIsNotClosed(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.fs.open.drop(e.Node) // so that it is registered anew
+	p.fs.open.closing.Wait()
 	k := &closer{kernel: r.kernel}
 	p.fs.open.backing = k
 	times := 0
@@ -105,5 +109,56 @@ func TestOpeningIsNotClosed(t *testing.T) {
 	w.close()
 	if !p.noted(t, e.Node.Ino()) {
 		t.Error("that it was closed is not noted")
+	}
+}
+
+// TestMappedWhenBothDied: what was closed and is mapped for writing when both processes of the mount are killed is held, and when the mount
+// ends as it should, published once it is not mapped any more.
+func TestMappedWhenBothDied(t *testing.T) {
+	for _, killed := range []bool{true, false} {
+		r := newRig(t, t.TempDir(), true)
+		r.start(t)
+		p := newProgram(r)
+		w, err := p.openFile(t, "a", os.O_CREATE|os.O_RDWR, 0o644)
+		if err == nil {
+			err = w.write(t, 0, []byte("1"))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		mem, err := unix.Mmap(int(w.file.Fd()), 0, 1, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		if err != nil {
+			t.Fatal(err)
+		}
+		unmap := sync.OnceFunc(func() { _ = unix.Munmap(mem) })
+		t.Cleanup(unmap)
+		ino := w.node.Ino()
+		w.close()
+		within(t, "it does not count as closed", func() bool { return p.fs.mapped(ino) && !p.noted(t, ino) })
+		if killed {
+			p.die(t)
+			if err := r.memory.Close(); err != nil {
+				t.Fatal(err)
+			}
+			r.memory = nil
+			r.kernel.forget()
+			unmap() // who had it mapped is killed too
+			p.start(t)
+			if l, err := p.fs.Ledger(10); err != nil || l.Held != 1 {
+				t.Errorf("killed: %+v, %v", l, err)
+			}
+			p.steps(t, "rm a")
+			p.wantBucket(t, map[string]string{})
+		} else {
+			p.stop(t)
+			p.start(t)
+			if l, err := p.fs.Ledger(10); err != nil || l.Held != 0 {
+				t.Errorf("unmounted: %+v, %v", l, err)
+			}
+			mem[0] = '2'
+			unmap()
+			p.wantBucket(t, map[string]string{"a": "2"})
+		}
+		p.stop(t)
 	}
 }

@@ -27,8 +27,8 @@ type completion struct {
 }
 
 // completeEach makes files complete, in this order, if nobody can write to them any more, and returns those that it has not
-// come to when ctx ends. By turn.
-func (f *FS) completeEach(ctx context.Context, todo []meta.Ino) (rest []meta.Ino) {
+// come to when ctx ends. All but the first n were looked at before. By turn.
+func (f *FS) completeEach(ctx context.Context, todo []meta.Ino, n int) (rest []meta.Ino) {
 	batch := make([]completion, 0, min(len(todo), completeBatch))
 	i := 0
 	for i < len(todo) && ctx.Err() == nil {
@@ -43,7 +43,7 @@ func (f *FS) completeEach(ctx context.Context, todo []meta.Ino) (rest []meta.Ino
 			f.completeAll(&batch)
 			continue
 		case err != nil:
-			f.completeLater(todo[i], err)
+			f.completeLater(todo[i], err, i >= n)
 		case ok:
 			batch = append(batch, c)
 		}
@@ -55,15 +55,20 @@ func (f *FS) completeEach(ctx context.Context, todo []meta.Ino) (rest []meta.Ino
 	return todo[i:]
 }
 
-// completeLater has a file looked at again.
-func (f *FS) completeLater(ino meta.Ino, err error) {
+// completeLater has a file looked at again. One that is mapped still when it was looked at before counts as open: should both processes
+// of the mount be killed, and who writes to it, it may be torn. (Right after a close the kernel may not be done with it.)
+func (f *FS) completeLater(ino meta.Ino, err error, before bool) {
 	p := &f.publisher
 	if !errors.Is(err, errStillWritten) {
 		f.log.Error("a file that was closed cannot be noted as complete; tried again", "inode", ino, "err", err)
 	}
 	p.mu.Lock()
 	p.again[ino] = time.Now().Add(mappedPoll)
-	f.noteClosed(ino)
+	if !before || !errors.Is(err, errStillWritten) {
+		f.noteClosed(ino)
+	} else if err := f.db.Closes().Opened(ino); err != nil {
+		f.log.Error("should both processes of the mount be killed now, a file that is mapped for writing counts as closed", "inode", ino, "err", err)
+	}
 	p.mu.Unlock()
 	p.poke() // the completer may wait for something later
 }
@@ -157,7 +162,7 @@ func (f *FS) completeAll(batch *[]completion) {
 		c := &all[i]
 		switch {
 		case err != nil:
-			f.completeLater(c.in.Ino, err)
+			f.completeLater(c.in.Ino, err, false)
 		case c.d.Seq != 0:
 			f.publisher.setEarly(c.in.Ino, false)
 			f.enqueueAs(&c.in, &c.d)

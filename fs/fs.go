@@ -251,6 +251,7 @@ func (f *FS) close(leave bool) error {
 		f.completeLast(last)
 		done()
 		if !leave {
+			f.noteMapped()
 			if err := f.syncLast(); err != nil {
 				f.log.Error("what is not published yet is on this node, and could not all be forced to the disk: a power cut now may tear it", "err", err)
 			}

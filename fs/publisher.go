@@ -106,7 +106,20 @@ func (f *FS) completeSoon(ino meta.Ino) {
 // gives that up comes here then. By publisher.mu.
 func (f *FS) noteClosed(ino meta.Ino) {
 	if err := f.db.Closes().Closed(ino, func() bool { return f.open.writes(ino) == 0 }); err != nil {
-		f.log.Debug("should both processes of the mount be killed now, a file that was closed is held", "inode", ino, "err", err)
+		f.log.Debug(notNoted, "inode", ino, "err", err)
+	}
+}
+
+const notNoted = "should both processes of the mount be killed now, a file that was closed is held"
+
+// noteMapped notes for the next mount that what is still mapped for writing was closed: this one ends as it should, and whoever
+// has it mapped goes on.
+func (f *FS) noteMapped() {
+	p := &f.publisher
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for ino := range p.again {
+		f.noteClosed(ino)
 	}
 }
 
@@ -158,16 +171,16 @@ func (f *FS) completeTurn(ctx context.Context, which int) (some bool, next time.
 	p := &f.publisher
 	p.turn.Lock()
 	defer p.turn.Unlock()
-	todo, all, next := f.closed(which)
-	if len(todo) == 0 {
+	todo, again, next := f.closed(which)
+	if len(todo)+len(again) == 0 {
 		return false, next
 	}
-	rest := f.completeEach(ctx, todo)
+	rest := f.completeEach(ctx, append(todo, again...), len(todo))
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(rest) > 0 {
 		p.complete = append(rest, p.complete...)
-	} else if all {
+	} else if len(todo) > 0 {
 		if err := f.db.Closes().Done(); err != nil {
 			f.log.Error("a file that is closed may be looked at again at the next start", "err", err)
 		}
@@ -175,9 +188,9 @@ func (f *FS) completeTurn(ctx context.Context, which int) (some bool, next time.
 	return true, next
 }
 
-// closed takes what completeTurn is to look at. all says that nothing was left that was noted as closed, but for what is
-// noted again. By turn.
-func (f *FS) closed(which int) (todo []meta.Ino, all bool, next time.Duration) {
+// closed takes what completeTurn is to look at: all that was closed or nothing, and what was looked at before and is due
+// again. By turn.
+func (f *FS) closed(which int) (todo, again []meta.Ino, next time.Duration) {
 	p := &f.publisher
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -185,21 +198,23 @@ func (f *FS) closed(which int) (todo []meta.Ino, all bool, next time.Duration) {
 	if wait := p.busy(p.oldest); wait > 0 && which == soon && len(p.complete) > 0 {
 		next = wait
 	} else if len(p.complete) > 0 {
-		todo, p.complete, all = p.complete, nil, true
+		todo, p.complete = p.complete, nil
 		f.db.Closes().Turn()
-		for ino := range p.again {
-			f.noteClosed(ino) // it is not among those that are forgotten once they are complete
+		for ino := range p.again { // it is not among those that are forgotten once they are complete
+			if err := f.db.Closes().Again(ino); err != nil {
+				f.log.Debug(notNoted, "inode", ino, "err", err)
+			}
 		}
 	}
 	for ino, at := range p.again {
 		if d := time.Until(at); d <= 0 || which == closedEver {
-			todo = append(todo, ino)
+			again = append(again, ino)
 			delete(p.again, ino)
 		} else if next < 0 || d < next {
 			next = d
 		}
 	}
-	return todo, all, next
+	return todo, again, next
 }
 
 // completeClosed returns when all that was closed before is complete: what gets its name now comes

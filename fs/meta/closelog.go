@@ -110,10 +110,26 @@ func (c *closeFile) number(at int64) (uint64, error) {
 func (l *CloseLog) Closed(ino Ino, last func() bool) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	c := &l.logs[l.now]
-	if _, ok := c.at[ino]; ok || !last() {
+	if _, ok := l.logs[l.now].at[ino]; ok || !last() {
 		return nil
 	}
+	return l.note(ino)
+}
+
+// Again notes once more what is noted, for it not to be forgotten by the next Done. Errors are those of Closed.
+func (l *CloseLog) Again(ino Ino) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, now := l.logs[l.now].at[ino]
+	if _, ok := l.logs[1-l.now].at[ino]; now || !ok {
+		return nil
+	}
+	return l.note(ino)
+}
+
+// note writes a record. By mu.
+func (l *CloseLog) note(ino Ino) error {
+	c := &l.logs[l.now]
 	if c.f == nil {
 		return fmt.Errorf("that a file was closed cannot be noted: %w", unix.ENOSPC)
 	}

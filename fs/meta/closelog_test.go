@@ -49,6 +49,13 @@ func TestCloseLog(t *testing.T) {
 					delete(m, i)
 				}
 			},
+			"again": func(t *rapid.T) {
+				i := ino.Draw(t, "ino")
+				must(l.Again(i))
+				if taken[i] { // else it is not certain that it was there
+					delete(taken, i)
+				}
+			},
 			"turn": func(t *rapid.T) {
 				if turned {
 					t.Skip("one at a time")
