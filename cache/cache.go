@@ -239,7 +239,8 @@ func def[T int | int64 | time.Duration](p *T, v T) {
 }
 
 // Object returns the object of this identity, new to the cache or not. It touches no disk
-// but the index, and of an object that is here in part the label of its file. Called with a
+// but the index, and of an object that is here in part, or since before the machine went down, the
+// label of its file. Called with a
 // ctx of priority Demand it counts as a use of the object, and its bytes may be asked of the
 // origin again if that once said it had them no longer.
 func (c *Cache) Object(ctx context.Context, ident Identity, store objstore.Store) (*Object, error) {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io/fs"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/leatfs/leatfs/objstore"
 )
 
@@ -33,10 +35,13 @@ func (o *Object) load() error {
 	}
 	file := foundPart
 	var l label
-	if !rec.State.Complete() {
+	switch {
+	case !rec.State.Complete():
 		if file, l, err = o.missed(d, &rec); err != nil {
 			return fmt.Errorf("%s: the index cannot be read: %w", o.name(), err)
 		}
+	case rec.Epoch < o.c.bootEpoch:
+		file = o.replaced(d, &rec)
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -49,7 +54,7 @@ func (o *Object) load() error {
 	if is32(rec.Checksum.Algorithm) {
 		o.sumAlg = rec.Checksum.Algorithm
 	}
-	o.suspect = rec.State.Complete() && o.c.inDoubt(rec.Epoch)
+	o.suspect = rec.State.Complete() && (o.c.inDoubt(rec.Epoch) || file == foundUnread)
 	o.recheck = !rec.State.Complete() && rec.Epoch < o.c.bootEpoch
 	if rec.State.Complete() || file == foundWhole {
 		o.resident = o.blockN
@@ -72,7 +77,8 @@ type found uint8
 const (
 	foundPart    found = iota // what the index says
 	foundWhole                // complete by its label, and the index has all of its blocks
-	foundUnknown              // complete by its label, and the index has not
+	foundUnknown              // complete by its label, and the index has not; or not what the index says
+	foundUnread               // its label cannot be read
 )
 
 // missed tells what the index has missed of a file that it takes for a part. The file is complete
@@ -100,6 +106,28 @@ func (o *Object) missed(d *dir, rec *Record) (found, label, error) {
 		o.c.log.Warn("an object file cannot be told to be a part; it is fetched again", "key", o.ident.Key, "err", err)
 	}
 	return foundUnknown, l, nil
+}
+
+// replaced tells whether a file that the index takes for whole is what it says, if the machine has gone down since. The
+// index may have lost its last changes then, and the disk not: the file may be gone, or have been changed, and published as another
+// version (see TakeStage). Its label tells.
+func (o *Object) replaced(d *dir, rec *Record) found {
+	path := d.filePath(rec.ID)
+	l, err := readLabel(path)
+	switch {
+	case err == nil && l.State.Complete() && l.Sum == rec.Sum && l.Identity.Size == rec.Identity.Size:
+		return foundPart
+	case err == nil, errors.Is(err, unix.ENODATA), errors.Is(err, errLabel):
+		o.c.log.Warn("an object file is not what the index says, which lost its last changes when the machine went down; it is fetched again",
+			"key", o.ident.Key, "path", path, "err", err)
+	case errors.Is(err, fs.ErrNotExist):
+		o.c.log.Warn("an object file is missing; it is fetched again", "key", o.ident.Key, "path", path)
+		o.c.n.lostFiles.Add(1)
+	default:
+		o.c.log.Error("the label of an object file cannot be read; it is served with checks", "key", o.ident.Key, "err", err)
+		return foundUnread
+	}
+	return foundUnknown
 }
 
 // wholeBy tells whether the index has every block of file id, with the checksum sum.

@@ -59,6 +59,10 @@ func (c *Cache) restore() error {
 	for _, d := range c.dirs {
 		c.unclean = c.unclean || d.lost.Load()
 	}
+	vars := map[string][]byte{varNumber: uints(next)}
+	if err := c.restoreEpochs(vars); err != nil { // before unclean is asked: it knows of the machine
+		return fail(err)
+	}
 	if c.unclean {
 		for _, d := range c.dirs {
 			if err := c.mendStages(d); err != nil {
@@ -70,10 +74,6 @@ func (c *Cache) restore() error {
 				return fmt.Errorf("the index cannot be written: %w", err)
 			}
 		}
-	}
-	vars := map[string][]byte{varNumber: uints(next)}
-	if err := c.restoreEpochs(vars); err != nil {
-		return fail(err)
 	}
 	for k, v := range c.vars() {
 		vars[k] = v

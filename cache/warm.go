@@ -64,7 +64,8 @@ func (o *Object) Fetch(ctx context.Context) error {
 			return o.corrupt
 		}
 		o.finish()
-		if o.ending || o.heading || o.resident == o.blockN {
+		// The index may count more as resident than is here, of what was being written to it when a process was killed.
+		if o.ending || o.heading || o.resident == o.blockN && o.loose == 0 {
 			if !o.ending && !o.heading { // finish was refused
 				return ErrClosed
 			}

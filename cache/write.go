@@ -78,7 +78,9 @@ func (o *Object) keep(blocks []*block) {
 	o.mu.Lock()
 	f, err := o.openForWrite()
 	if err != nil {
-		o.keepErr = err
+		if !errors.Is(err, errChanged) { // its file was found to be gone: the next block gets another
+			o.keepErr = err
+		}
 		o.c.n.notKept.Add(uint64(len(blocks)))
 		for _, b := range blocks {
 			o.unqueue(b)

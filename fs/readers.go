@@ -20,7 +20,7 @@ import (
 // readersPoll is how often it is looked whether anybody still has an object open that is being fetched for that.
 const readersPoll = time.Second
 
-// reading returns the objects that were opened here, are not whole here, and are the version of a key with
+// reading returns the objects that were opened here, are not known to be whole here (see cache.Object.Passthroughable), and are the version of a key with
 // this ETag ("": any), each with a reference. One that lies below the overlay of inode own is not among them.
 func (t *openTable) reading(key, etag string, own meta.Ino) (out []*cache.Object) {
 	t.mu.Lock()
@@ -30,7 +30,7 @@ func (t *openTable) reading(key, etag string, own meta.Ino) (out []*cache.Object
 			continue
 		}
 		i := o.obj.Identity()
-		if i.Key == key && i.VersionID == "" && (etag == "" || i.ETag == etag) && !o.obj.Complete() {
+		if i.Key == key && i.VersionID == "" && (etag == "" || i.ETag == etag) && !o.obj.Passthroughable() {
 			o.obj.Retain()
 			out = append(out, o.obj)
 		}
