@@ -20,6 +20,9 @@ func (o *Object) load() error {
 	if err != nil {
 		return fmt.Errorf("%s: the index cannot be read: %w", o.name(), err)
 	}
+	if rec.Identity.Hash() != o.hash {
+		return nil // a power loss took the deletion of its record and left that of what has the number since
+	}
 	d := o.c.dirOf(rec.Dir)
 	if d == nil { // its directory is no longer configured
 		o.c.ledger.remove(rec.ID, func() {})
