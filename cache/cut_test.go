@@ -8,9 +8,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/minio/crc64nvme"
 	"golang.org/x/sys/unix"
 
 	"github.com/leatfs/leatfs/cache"
+	"github.com/leatfs/leatfs/objstore"
 )
 
 // path is where the object file of an ID is.
@@ -217,4 +219,44 @@ func TestPowerLossInTheMiddle(t *testing.T) {
 	}
 	e.wantLent(o, changed)
 	o.Release()
+}
+
+// TestAdoptAgainAtOnce: a large file whose adoption is given up, and done again before the index has forgotten the first, is known
+// to the index with its blocks.
+func TestAdoptAgainAtOnce(t *testing.T) {
+	e := newEnv(t, 2<<30, 64, func(c *cache.Config) { c.FlushEvery = 300 * time.Millisecond })
+	const blocks = 4*cache.ExtentBlocks + 1 // more than goes into the caller's transaction
+	id := e.stage("a", nil)
+	if err := os.Truncate(filepath.Join(e.dir, "staging", formatID(id)), blocks*block); err != nil {
+		t.Fatal(err)
+	}
+	zeros, whole := make([]byte, block), crc64nvme.New()
+	crcs := make([]uint64, blocks)
+	for i := range crcs {
+		crcs[i] = crc64nvme.Checksum(zeros)
+		whole.Write(zeros)
+	}
+	// The origin does not answer: there is nothing of it there.
+	ident := cache.Identity{Origin: e.store.String(), Key: "a", ETag: "e", Size: blocks * block}
+	checksum := objstore.Checksum{Algorithm: objstore.CRC64NVME, Value: whole.Sum64()}
+	for _, ok := range []bool{false, true} {
+		b, commit, err := e.AdoptStage(id, ident, whole.Sum64(), crcs, checksum)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ok {
+			if err := e.index.Apply(b); err != nil {
+				t.Fatal(err)
+			}
+		}
+		commit(ok)
+	}
+	e.restart(false)
+	o := e.object(ident)
+	defer o.Release()
+	if d, err := o.Read(t.Context(), 0, block); err != nil {
+		t.Error(err)
+	} else {
+		d.Release()
+	}
 }

@@ -77,7 +77,7 @@ func (c *Cache) newID() (ID, error) {
 }
 
 // LargestStage is the largest ID of a staging file that Open found; 0 if there was none, or the
-// cache was closed properly before. The cache itself gives out no ID up to it. An index that
+// cache was closed properly before, in the same run of the machine. The cache itself gives out no ID up to it. An index that
 // was lost may be told (see IDRaiser), so that others that take IDs of it do not either.
 func (c *Cache) LargestStage() ID { return c.stageFloor }
 

@@ -171,28 +171,31 @@ func linkObject(staged, file string) error {
 }
 
 // forgetStale forgets what an index that is behind the disk, after a power loss, says of this ID:
-// another identity, of which the file is long gone.
+// another identity, of which the file is long gone. So it does with what an adoption that was given up
+// has left, if the index is still to forget that: else it would forget this one.
 func (a *adoption) forgetStale() error {
 	c := a.c
 	rec, err := c.cfg.Index.Record(a.id)
-	if errors.Is(err, ErrNoRecord) {
+	switch {
+	case errors.Is(err, ErrNoRecord) && !c.ledger.deleted(a.id):
 		return nil
-	}
-	if err != nil {
+	case errors.Is(err, ErrNoRecord):
+	case err != nil:
 		return err
+	default:
+		o, err := c.Object(objstore.WithPriority(c.ctx, objstore.Background), rec.Identity, nil)
+		if err != nil {
+			return err
+		}
+		defer o.Release()
+		o.mu.Lock()
+		o.awaitFile()
+		if o.id == a.id {
+			o.dir.used.Add(-o.usage.Bytes - fileOverhead)
+			o.detach()
+		}
+		o.mu.Unlock()
 	}
-	o, err := c.Object(objstore.WithPriority(c.ctx, objstore.Background), rec.Identity, nil)
-	if err != nil {
-		return err
-	}
-	defer o.Release()
-	o.mu.Lock()
-	o.awaitFile()
-	if o.id == a.id {
-		o.dir.used.Add(-o.usage.Bytes - fileOverhead)
-		o.detach()
-	}
-	o.mu.Unlock()
 	gone := make(chan struct{})
 	c.ledger.remove(a.id, func() { close(gone) })
 	if err := c.ledger.sync(c.ctx); err != nil && c.ledger.deleted(a.id) {
