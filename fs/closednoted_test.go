@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/leatfs/leatfs/fs/meta"
+	"github.com/leatfs/leatfs/objstore"
 )
 
 // noted tells whether the next process would know that a file was closed, should both be killed now.
@@ -161,4 +163,47 @@ func TestMappedWhenBothDied(t *testing.T) {
 		}
 		p.stop(t)
 	}
+}
+
+// TestAwaitedWhenBothDied: what is open when both processes of the mount are killed is held also when it has a place in the order
+// because somebody waited for the bucket to have it, and failed; what was closed after that is published.
+func TestAwaitedWhenBothDied(t *testing.T) {
+	p, o := writing(t, true)
+	p.fs.opt.Policies = []Policy{{Pattern: "*", FsyncRemote: true}}
+	o.fates(func(objstore.Op) fate { return refused })
+	written := func(name string) *wfile {
+		t.Helper()
+		w, err := p.openFile(t, name, os.O_CREATE|os.O_WRONLY, 0o644)
+		if err == nil {
+			err = w.write(t, 0, []byte("whole"))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.fs.Fsync(t.Context(), w.node, w.o.FH, false); err == nil {
+			t.Fatal("the bucket took it; the test shows nothing")
+		}
+		if p.seqOf(t, name) == 0 {
+			t.Fatal("it has no place in the order; the test shows nothing")
+		}
+		return w
+	}
+	written("closed").close()
+	w := written("open")
+	if err := w.write(t, 0, []byte("TO")); err != nil {
+		t.Fatal(err)
+	}
+	p.killBoth(t)
+	o.fates(nil)
+	within(t, "what was closed is published", func() bool { p.hasten(t); return bucket(t, p.store)["closed"] == "whole" })
+	within(t, "that is noted", func() bool { l, err := p.fs.Ledger(10); return err != nil || l.Uploading+l.Waiting == 0 })
+	l, err := p.fs.Ledger(10)
+	if err != nil || l.Held != 1 || len(l.Entries) != 1 || !strings.Contains(l.Entries[0].Error, heldOpen) {
+		t.Errorf("%+v, %v", l, err)
+	}
+	if have := bucket(t, p.store); len(have) != 1 {
+		t.Errorf("the bucket has %q", have)
+	}
+	p.steps(t, "rm open")
+	p.wantBucket(t, map[string]string{"closed": "whole"})
 }

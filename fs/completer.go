@@ -148,7 +148,7 @@ func (f *FS) completeAll(batch *[]completion) {
 			if d.Held {
 				continue
 			}
-			d.Seq = f.db.NextSeq()
+			d.Seq, d.Early = f.db.NextSeq(), false
 			d.Token = outdated(d.Token)
 			d.Tries, d.Error, d.Next = 0, "", 0
 			if err := tx.SetDirty(&d); err != nil {
@@ -164,7 +164,6 @@ func (f *FS) completeAll(batch *[]completion) {
 		case err != nil:
 			f.completeLater(c.in.Ino, err, false)
 		case c.d.Seq != 0:
-			f.publisher.setEarly(c.in.Ino, false)
 			f.enqueueAs(&c.in, &c.d)
 		}
 		c.end(nil)

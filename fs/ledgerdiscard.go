@@ -95,7 +95,7 @@ func (f *FS) unhold(ino meta.Ino) error {
 		}
 		d.Held, d.Seq, d.Error = false, f.db.NextSeq(), ""
 		if staged = in.Stage != 0; staged {
-			d.Seq = 0 // the completer looks whether somebody writes
+			d.Seq, d.Early = 0, false // the completer looks whether somebody writes
 		}
 		return tx.SetDirty(&d)
 	})

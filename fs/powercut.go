@@ -248,7 +248,7 @@ func (p *powercut) reclaimAt(s *found, dir meta.Ino, name string) error {
 		if rec.Since == 0 {
 			rec.Since = f.now()
 		}
-		rec.Held, rec.Seq, rec.Error = !s.whole, 0, heldTorn
+		rec.Held, rec.Seq, rec.Early, rec.Error = !s.whole, 0, false, heldTorn
 		if s.whole {
 			rec.Seq, rec.Error = f.db.NextSeq(), ""
 		}

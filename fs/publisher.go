@@ -46,7 +46,6 @@ type publisher struct {
 	read     map[string]bool        // keys whose deletion waits for who has the object open; by mu
 	growing  map[meta.Ino]*growth   // files that are uploaded while they grow; by mu
 	awaited  map[meta.Ino]*awaited  // files whose publication somebody waits for, see publishNow; by mu
-	early    map[meta.Ino]bool      // files that have a place in the order though they are written to; by mu
 }
 
 func (f *FS) startPublisher() error {
@@ -57,7 +56,6 @@ func (f *FS) startPublisher() error {
 	p.read = make(map[string]bool)
 	p.growing = make(map[meta.Ino]*growth)
 	p.awaited = make(map[meta.Ino]*awaited)
-	p.early = make(map[meta.Ino]bool)
 	p.conflict = f.conflictsBefore()
 	p.pub = publish.New(f.store, publish.Options{PartSize: f.opt.PartSize, Parallel: f.opt.UploadParallel, Scratch: f.opt.Scratch, Reuse: f.opt.ReuseParts, Log: f.log})
 	p.queue = publish.NewQueue(publish.QueueOptions{Parallel: f.opt.PublishParallel, OnFail: f.publishFailed})

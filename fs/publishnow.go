@@ -111,10 +111,9 @@ var errHeld = errors.New("it is held, and not published until \"leatfs retry\" s
 // orderNow gives a file the next place in the order, as it is; 0 when there is nothing to publish of it. One that is complete keeps
 // the place that it has: what was complete after it may say that it is there.
 func (f *FS) orderNow(ino meta.Ino) (seq uint64, kept bool, err error) {
-	p := &f.publisher
 	written := f.open.writers(ino) > 0
 	d, err := f.db.Dirty(ino)
-	if err == nil && !d.Held && d.Seq != 0 && !written && !p.isEarly(ino) {
+	if err == nil && !d.Held && d.Seq != 0 && !written && !d.Early {
 		return d.Seq, true, nil
 	}
 	f.unqueue(ino)
@@ -127,28 +126,10 @@ func (f *FS) orderNow(ino meta.Ino) (seq uint64, kept bool, err error) {
 		if d.Held {
 			return fmt.Errorf("%w: %s", errHeld, d.Error)
 		}
-		d.Seq = f.db.NextSeq()
+		d.Seq, d.Early = f.db.NextSeq(), true
 		d.Token = outdated(d.Token)
 		seq = d.Seq
-		p.setEarly(ino, true)
 		return tx.SetDirty(&d)
 	})
 	return seq, false, err
-}
-
-// setEarly notes whether a file got its place in the order when somebody could write to it, who may have done so since.
-func (p *publisher) setEarly(ino meta.Ino, early bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if early {
-		p.early[ino] = true
-	} else {
-		delete(p.early, ino)
-	}
-}
-
-func (p *publisher) isEarly(ino meta.Ino) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.early[ino]
 }

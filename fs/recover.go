@@ -149,9 +149,9 @@ func (f *FS) takeUp(dirty []left, orphans []cache.ID) error {
 }
 
 // closedBefore has the completer look first at what was closed before the process that was told of it was killed, in the
-// order of the closes. What that had not come to note is held, since nobody said that it is whole; but where who has it open
-// lives on with the mount, it was closed last: in the order in which it was written last. It is to be called before anything
-// is opened.
+// order of the closes. What that had not come to note is held, since nobody said that it is whole, also when somebody waited
+// for the bucket to have it; but where who has it open lives on with the mount, it was closed last: in the order in which it
+// was written last. It is to be called before anything is opened.
 func (f *FS) closedBefore(dirty []left) error {
 	noted, err := f.db.Closes().Left()
 	if err != nil {
@@ -173,7 +173,7 @@ func (f *FS) closedBefore(dirty []left) error {
 	var all []closed
 	for i := range dirty {
 		l := &dirty[i]
-		if l.in.Flags&meta.Removed != 0 || l.d.Seq != 0 || l.d.Held || f.open.writers(l.in.Ino) > 0 {
+		if l.in.Flags&meta.Removed != 0 || placed(&l.d) || l.d.Held || f.open.writers(l.in.Ino) > 0 {
 			continue
 		}
 		c := closed{ino: l.in.Ino, place: place[l.in.Ino]}
@@ -241,18 +241,22 @@ const (
 	heldTorn = "not all of it was known to be on the disk when the machine stopped"
 )
 
+// placed tells whether a file has its place in the order because it was complete, and not only because somebody waited for the
+// bucket to have what it held then.
+func placed(d *meta.Dirty) bool { return d.Seq != 0 && !d.Early }
+
 // holdUnclosed keeps a file that was not closed when its writer or the machine ended: it is there, and not published.
 func (f *FS) holdUnclosed(ino meta.Ino) {
 	var in meta.Inode
 	err := f.db.Do(func(tx *meta.Tx) error {
 		d, err := tx.Dirty(ino)
-		if err != nil || d.Held || d.Seq != 0 {
+		if err != nil || d.Held || placed(&d) {
 			return absent(err)
 		}
 		if in, err = tx.Inode(ino); err != nil {
 			return err
 		}
-		d.Held, d.Error = true, heldOpen
+		d.Seq, d.Early, d.Held, d.Error = 0, false, true, heldOpen
 		return tx.SetDirty(&d)
 	})
 	if err != nil {

@@ -40,7 +40,6 @@ func (f *FS) after(fx *effects) {
 	}
 	for _, ino := range fx.gone {
 		f.unqueue(ino)
-		f.publisher.setEarly(ino, false)
 		f.stopGrowth(ino)
 		f.forget(f.ctx, ino)
 	}

@@ -190,7 +190,7 @@ func (f *FS) holdAgain(was *meta.Dirty) error {
 		if err != nil {
 			return absent(err)
 		}
-		d.Seq, d.Held, d.Error = 0, true, was.Error
+		d.Seq, d.Early, d.Held, d.Error = 0, false, true, was.Error
 		return tx.SetDirty(&d)
 	})
 }

@@ -350,7 +350,7 @@ func (f *FS) reopened(in *meta.Inode) error {
 		case d.Seq == 0 && !d.Held:
 			return nil
 		}
-		d.Seq, d.Held = 0, false
+		d.Seq, d.Held, d.Early = 0, false, false
 		return tx.SetDirty(&d)
 	})
 }

@@ -405,11 +405,12 @@ func (f *FS) landed(ctx context.Context, w *work, out publish.Outcome, a *Attr) 
 				return err
 			}
 			if d.Seq == w.dirty.Seq {
-				d.Seq = 0
+				d.Seq, d.Early = 0, false
 			}
 			return tx.SetDirty(&d)
 		}
 		if adopted {
+			d.Early = false
 			now.Stage = 0
 			now.Flags &^= meta.Overlay
 			now.MTime, now.ATime, now.CTime = a.MTime, a.ATime, a.CTime
@@ -440,7 +441,6 @@ func (f *FS) landed(ctx context.Context, w *work, out publish.Outcome, a *Attr) 
 	default:
 		f.adopted(node, &now, commit)
 		f.retimed.forget(w.in.Stage)
-		f.publisher.setEarly(w.in.Ino, false)
 	}
 	f.after(&fx)
 	if !left && now.Kind == meta.KindDir {

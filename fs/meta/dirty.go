@@ -15,6 +15,8 @@ type Dirty struct {
 	Since int64  // when it became so, nanoseconds since 1970
 	// Held: it may not be whole, Error says why. It is kept, and not published.
 	Held bool
+	// Early: Seq was given when somebody could write to it, who may have done so since.
+	Early bool
 	// Token marks the requests that publish it, so that a lost answer can be told from
 	// somebody else's change.
 	Token  string
@@ -202,12 +204,21 @@ func (db *DB) loadCounts() error {
 	return errors.Join(err, err2)
 }
 
+// The flags of a Dirty.
+const (
+	dirtyHeld = 1 << iota
+	dirtyEarly
+)
+
 func encodeDirty(d *Dirty) []byte {
-	var held byte
+	var flags byte
 	if d.Held {
-		held = 1
+		flags |= dirtyHeld
 	}
-	b := append(make([]byte, 0, 32+len(d.Token)+len(d.Upload.Key)+len(d.Upload.ID)+len(d.Error)), codecVersion, held)
+	if d.Early {
+		flags |= dirtyEarly
+	}
+	b := append(make([]byte, 0, 32+len(d.Token)+len(d.Upload.Key)+len(d.Upload.ID)+len(d.Error)), codecVersion, flags)
 	b = binary.AppendUvarint(b, d.Seq)
 	b = binary.AppendVarint(b, d.Since)
 	b = appendString(b, d.Token)
@@ -223,11 +234,11 @@ func encodeDirty(d *Dirty) []byte {
 func decodeDirty(ino Ino, v []byte) (Dirty, error) {
 	d := decoder{b: v}
 	d.version()
-	held := d.byte()
-	if held > 1 {
+	flags := d.byte()
+	if flags&^(dirtyHeld|dirtyEarly) != 0 {
 		d.fail()
 	}
-	out := Dirty{Ino: ino, Held: held == 1, Seq: d.uint(), Since: d.int(), Token: d.string(),
+	out := Dirty{Ino: ino, Held: flags&dirtyHeld != 0, Early: flags&dirtyEarly != 0, Seq: d.uint(), Since: d.int(), Token: d.string(),
 		Upload: Upload{Key: d.string(), ID: d.string(), PartSize: d.int(), Token: d.string()},
 		Tries:  uint32(d.uintMax(1<<32 - 1)), Next: d.int()}
 	out.Error = d.rest()
