@@ -255,11 +255,12 @@ func (d *daemon) checkDirs(ctx context.Context) error {
 		dir, err := checkCacheDir(p, d.cfg.ownCacheDir)
 		var used cacheInUseError
 		if errors.As(err, &used) {
-			patience := cacheWait
-			if !servesMount(ctx, used.pid) {
-				patience += drainDefault
+			check := func() (cacheDir, error) { return checkCacheDir(p, d.cfg.ownCacheDir) }
+			dir, err = waitFree(ctx, cacheWait, check)
+			// Asked only now: a mount that was coming about serves by now.
+			if errors.As(err, &used) && !servesMount(ctx, used.pid) {
+				dir, err = waitFree(ctx, drainDefault, check)
 			}
-			dir, err = waitFree(ctx, patience, func() (cacheDir, error) { return checkCacheDir(p, d.cfg.ownCacheDir) })
 		}
 		if err != nil {
 			return err

@@ -468,8 +468,11 @@ func TestCacheDiskFull(t *testing.T) {
 		m.eventually("what is read is kept again", func() error {
 			dropCaches(t)
 			later(m)
-			if n := m.status().Cache.UsedBytes; n < 28<<20+800_000 {
-				return fmt.Errorf("%d bytes are used", n)
+			mark := w.mark()
+			dropCaches(t)
+			later(m)
+			if n, used := w.requests("GET", mark), m.status().Cache.UsedBytes; n > 0 || used < 28<<20+800_000 {
+				return fmt.Errorf("%d GETs for what was just read, %d bytes are used", n, used)
 			}
 			return nil
 		})
