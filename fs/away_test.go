@@ -65,6 +65,11 @@ func TestStaleWhileAway(t *testing.T) {
 				}
 			}
 			p.wantFile(t, "f/sub/y", "theirs too")
+			within(t, "the listings are noted", func() bool {
+				p.fs.listMu.Lock()
+				defer p.fs.listMu.Unlock()
+				return len(p.fs.lists) == 0
+			})
 			kind.Store(int64(state))
 			p.clock.Add(int64(30 * time.Minute))
 			p.wantFile(t, "f/x", "theirs")
