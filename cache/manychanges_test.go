@@ -126,7 +126,7 @@ func TestLargeObjectInOneFlush(t *testing.T) {
 		}
 		return nil
 	}
-	for until := time.Now().Add(10 * time.Second); missing() != nil; time.Sleep(10 * time.Millisecond) {
+	for until := time.Now().Add(30 * time.Second); missing() != nil; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(until) {
 			t.Fatal(missing())
 		}

@@ -41,7 +41,7 @@ func TestStageBesideOthers(t *testing.T) {
 			o := e.fetched(ident)
 			for round := range 15 {
 				id, err := e.TakeStage(o, 0, label("a"))
-				for until := time.Now().Add(10 * time.Second); errors.Is(err, cache.ErrInUse) && time.Now().Before(until); {
+				for until := time.Now().Add(30 * time.Second); errors.Is(err, cache.ErrInUse) && time.Now().Before(until); {
 					id, err = e.TakeStage(o, 0, label("a")) // who looked at it was kept from going on
 				}
 				o.Release()

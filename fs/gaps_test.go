@@ -69,7 +69,7 @@ func TestDeletionsRemember(t *testing.T) {
 	})
 	p.steps(t, "rm a")
 	var tomb meta.Tomb
-	for end := time.Now().Add(20 * time.Second); tomb.Tries == 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); tomb.Tries == 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {
 		var err error
 		if tomb, err = p.db.Tomb("a"); err != nil {
 			t.Fatal(err)

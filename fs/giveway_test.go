@@ -136,7 +136,7 @@ func TestMissingMeanwhile(t *testing.T) {
 		t.Errorf("%d listings", n)
 	}
 	close(gate)
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(30 * time.Second)
 	for {
 		if _, err := r.walk("d/theirs"); err == nil {
 			break

@@ -45,7 +45,7 @@ func TestMissingThenListed(t *testing.T) {
 		}()
 		select {
 		case <-answered:
-		case <-time.After(10 * time.Second):
+		case <-time.After(30 * time.Second):
 			t.Fatal("no request")
 		}
 		r.store.Set("d/x", []byte("new"))

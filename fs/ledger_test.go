@@ -144,7 +144,7 @@ func (r *ledgerRig) sync(d time.Duration) (SyncResult, error) {
 // clean fails unless all comes to the store.
 func (r *ledgerRig) clean() {
 	r.t.Helper()
-	if res, err := r.sync(20 * time.Second); err != nil || res.Left.Total() != 0 {
+	if res, err := r.sync(time.Minute); err != nil || res.Left.Total() != 0 {
 		r.t.Fatalf("sync: %v, left %+v", err, res.Left)
 	}
 }
@@ -235,7 +235,7 @@ func TestSync(t *testing.T) {
 
 	fh := r.create("open", "half")
 	r.write("closed", "whole")
-	res, err := r.sync(10 * time.Second)
+	res, err := r.sync(time.Minute)
 	if got := names(&res.Left); err != nil || !slices.Equal(got, []string{"open file /open"}) || res.Left.Open != 1 || res.Left.Bytes != 4 {
 		t.Errorf("sync beside an open file: %v, left %q %+v", err, got, res.Left)
 	}
@@ -348,7 +348,7 @@ func TestRetry(t *testing.T) {
 	r.stop(t)
 	r.shut.shut.Store(false)
 	r.begin()
-	res, err := r.sync(20 * time.Second)
+	res, err := r.sync(time.Minute)
 	if err != nil || !slices.Equal(names(&res.Left), []string{"held file /h"}) || res.Left.Held != 1 {
 		t.Fatalf("sync beside a held file: %v, %+v", err, res.Left)
 	}

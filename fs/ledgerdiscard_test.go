@@ -53,7 +53,7 @@ func TestDiscardOfHeld(t *testing.T) {
 	if err := r.fs.Discard(context.Background(), "/torn"); !errors.Is(err, errOpen) {
 		t.Errorf("discard of a held file that is open: %v", err)
 	}
-	res, err := r.sync(10 * time.Second)
+	res, err := r.sync(time.Minute)
 	if err != nil || !slices.Equal(names(&res.Left), []string{"held file /torn"}) {
 		t.Errorf("after that: %v, %q", err, names(&res.Left))
 	}

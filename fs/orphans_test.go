@@ -93,9 +93,9 @@ func TestRemovedAndStaged(t *testing.T) {
 // within waits until something is so.
 func within(t *testing.T, what string, fn func() bool) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !fn(); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); !fn(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("not within 10 s: %s", what)
+			t.Fatalf("not within 30 s: %s", what)
 		}
 	}
 }

@@ -80,13 +80,13 @@ func TestOverlayOpenWhileUploading(t *testing.T) {
 				w.close()
 				select {
 				case <-o.held:
-				case <-time.After(10 * time.Second):
+				case <-time.After(30 * time.Second):
 					t.Fatal("nothing is uploaded")
 				}
 				w = p.change(t, "big", 1<<19+3, []byte("second"))
 				copy(data[1<<19+3:], "second")
 				o.open()
-				for end := time.Now().Add(10 * time.Second); string(bucket(t, p.store)["big"][1<<20+10:][:5]) != "first"; time.Sleep(time.Millisecond) {
+				for end := time.Now().Add(30 * time.Second); string(bucket(t, p.store)["big"][1<<20+10:][:5]) != "first"; time.Sleep(time.Millisecond) {
 					if time.Now().After(end) {
 						t.Fatal("the first change does not come to the bucket")
 					}
@@ -166,7 +166,7 @@ func TestOverlayConflict(t *testing.T) {
 					return
 				}
 				var l Ledger
-				for end := time.Now().Add(20 * time.Second); (l.Held != 1 || len(l.Entries) != 1) && time.Now().Before(end); time.Sleep(time.Millisecond) {
+				for end := time.Now().Add(30 * time.Second); (l.Held != 1 || len(l.Entries) != 1) && time.Now().Before(end); time.Sleep(time.Millisecond) {
 					var err error
 					if l, err = p.fs.Ledger(10); err != nil {
 						t.Fatal(err)
@@ -189,7 +189,7 @@ func TestOverlayConflict(t *testing.T) {
 				if have := bucket(t, p.store); have["big"] != bucketHas["big"] || len(have) != len(bucketHas) {
 					t.Errorf("the bucket holds %s", keysOf(have))
 				}
-				for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+				for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 					// Handles are given back a moment after their close.
 					if err = p.fs.Discard(t.Context(), "big"); err == nil {
 						break

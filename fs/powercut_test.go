@@ -212,7 +212,7 @@ func TestCutAfterOverlayLanded(t *testing.T) {
 				w.close()
 				select {
 				case <-o.held:
-				case <-time.After(10 * time.Second):
+				case <-time.After(30 * time.Second):
 					t.Fatal("nothing is uploaded")
 				}
 				landed := string(data)

@@ -95,7 +95,7 @@ func TestNoRoomForReaders(t *testing.T) {
 	p.steps(t, "rm big", "put other 1", "rm also", "put also 2")
 	eventually := func(what string, ok func(map[string]string) bool) {
 		t.Helper()
-		for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		for end := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 			if ok(bucket(t, p.store)) {
 				return
 			}

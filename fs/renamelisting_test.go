@@ -68,7 +68,7 @@ func TestRenamedWhileListed(t *testing.T) {
 			}()
 			select {
 			case <-held:
-			case <-time.After(10 * time.Second):
+			case <-time.After(30 * time.Second):
 				t.Fatal("no request")
 			}
 			p.steps(t, "mv d e")

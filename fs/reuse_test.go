@@ -228,7 +228,7 @@ func TestReuseTakeover(t *testing.T) {
 					o.open()
 					o.shut()
 				}
-				for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+				for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 					o.mu.Lock()
 					shut := o.gate != nil
 					o.mu.Unlock()
@@ -265,7 +265,7 @@ func TestReuseGrowing(t *testing.T) {
 	if err := w.write(t, 0, data); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		o.mu.Lock()
 		n := 0
 		for _, s := range o.seen {

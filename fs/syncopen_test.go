@@ -35,7 +35,7 @@ func TestSyncBesideOpen(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			res, err := p.fs.Sync(ctx, nil)
 			left := names(&res.Left)

@@ -214,7 +214,7 @@ func TestKeptAreGivenBack(t *testing.T) {
 	}
 	_ = f.Close()
 	r.start(t)
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(30 * time.Second)
 	for r.kernel.count() != 0 {
 		if time.Now().After(deadline) {
 			t.Fatalf("%d files are still registered", r.kernel.count())

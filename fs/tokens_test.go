@@ -95,7 +95,7 @@ func TestManyContentsInDoubt(t *testing.T) {
 // waitTried waits until a file could not be published with another token than before, and returns that.
 func (p *program) waitTried(t *testing.T, file, before string) string {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(100 * time.Microsecond) {
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(100 * time.Microsecond) {
 		left := p.hasten(t)
 		e, err := p.walk(file)
 		if err != nil {

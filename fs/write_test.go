@@ -161,7 +161,7 @@ func (o *origin) took() []string {
 // waitHeld returns when a request has come to the gate.
 func (o *origin) waitHeld(t fatal, want string) {
 	t.Helper()
-	timeout := time.After(10 * time.Second)
+	timeout := time.After(30 * time.Second)
 	for {
 		select {
 		case got := <-o.held:
@@ -472,7 +472,7 @@ func (r *rig) hasten(t fatal) (left []string) {
 // drain waits until everything is published.
 func (r *rig) drain(t fatal) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(3 * time.Minute); ; time.Sleep(time.Millisecond) {
 		left := r.hasten(t)
 		if len(left) == 0 {
 			return
@@ -543,7 +543,7 @@ func (r *rig) wantBucket(t fatal, want map[string]string) {
 // wantClean looks for what is left of publications.
 func (r *rig) wantClean(t fatal) {
 	t.Helper()
-	for end := time.Now().Add(3 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		err := r.unclean()
 		if err == nil {
 			return

@@ -347,7 +347,7 @@ func TestOpenWhileUploading(t *testing.T) {
 			if err != nil {
 				t.Fatalf("open: %v", err)
 			}
-		case <-time.After(10 * time.Second):
+		case <-time.After(30 * time.Second):
 			t.Fatal("an open for writing waits for a publication that waits for it")
 		}
 	}

@@ -127,7 +127,7 @@ func childFlood(args []string) error {
 	if err := os.Remove(filler); err != nil {
 		return err
 	}
-	for end := time.Now().Add(5 * time.Second); ; {
+	for end := time.Now().Add(30 * time.Second); ; {
 		if err := write(); err == nil {
 			break
 		} else if time.Now().After(end) {

@@ -297,7 +297,7 @@ func TestEveryMapHasBlocks(t *testing.T) {
 			ext := filepath.Ext(n.Name())
 			seen[ext]++
 			// A file that was made this moment is not mapped yet.
-			for end := time.Now().Add(10 * time.Second); ext == ".mem" || ext == ".sst" || ext == ".vlog"; time.Sleep(time.Millisecond) {
+			for end := time.Now().Add(30 * time.Second); ext == ".mem" || ext == ".sst" || ext == ".vlog"; time.Sleep(time.Millisecond) {
 				fi, err := os.Stat(filepath.Join(db.path, n.Name()))
 				if err != nil || allocated(fi) >= written(n.Name(), fi.Size()) {
 					break
@@ -351,7 +351,7 @@ func TestCompactionsWait(t *testing.T) {
 	}
 	db.space.mu.Unlock()
 	free.Store(1)
-	for end := time.Now().Add(10 * time.Second); db.space.allow(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); db.space.allow(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("the disk is full, and nobody sees it")
 		}
@@ -372,7 +372,7 @@ func TestCompactionsWait(t *testing.T) {
 	free.Store(0)
 	select {
 	case <-done:
-	case <-time.After(10 * time.Second):
+	case <-time.After(30 * time.Second):
 		t.Fatal("it still waits")
 	}
 }

@@ -12,7 +12,7 @@ import (
 // until waits for n requests of a name.
 func (w *world) until(name string, n int) {
 	w.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 		w.mu.Lock()
 		got := 0
 		for _, op := range w.ops {

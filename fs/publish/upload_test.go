@@ -186,7 +186,7 @@ func nth(at int, f fate) func(int) fate {
 // noGoroutines fails when a goroutine of the package runs that is not a test.
 func (w *world) noGoroutines() {
 	w.Helper()
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		buf := make([]byte, 1<<20)
 		all := string(buf[:runtime.Stack(buf, true)])
 		bad := slices.ContainsFunc(strings.Split(all, "\n\n"), func(g string) bool {

@@ -302,7 +302,7 @@ func TestClientGone(t *testing.T) {
 		}
 		resp.Body.Close()
 	}
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(30 * time.Second)
 	for l.Counters().Open > 0 {
 		if time.Now().After(deadline) {
 			t.Fatalf("connections left: %+v, goroutines %d, were %d", l.Counters(), runtime.NumGoroutine(), before)
