@@ -80,7 +80,9 @@ func (l *Ledger) FirstError() string {
 }
 
 // ledgerMemo keeps the last Ledger. A ledger of 100,000 files takes a second to walk; who asks often is
-// answered from here, so that asking costs a fiftieth of a core at most.
+// answered from here, so that asking costs a fiftieth of a core at most. While there is little the index is
+// looked at each time, however long the last walk took: on a busy machine most of that was waiting, and who asks after
+// a sync wants to see what came of it.
 type ledgerMemo struct {
 	mu   sync.Mutex
 	last Ledger
@@ -88,8 +90,10 @@ type ledgerMemo struct {
 	max  int           // that last was made with
 }
 
-// ledgerShare is how much more time passes between two walks than one takes.
-const ledgerShare = 50
+const (
+	ledgerShare = 50  // how much more time passes between two walks than one takes
+	ledgerShort = 200 // fewer entries than this are looked at each time
+)
 
 // Ledger tells what the origin has not yet, with at most max entries. A large one is looked at from time
 // to time only, as its At says. The error is that of the index.
@@ -97,7 +101,8 @@ func (f *FS) Ledger(max int) (Ledger, error) {
 	m := &f.ledger
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.cost > 0 && m.max >= max && time.Since(m.last.At) < m.cost*ledgerShare {
+	many := f.db.DirtyCount()+f.db.TombCount() >= ledgerShort
+	if many && m.cost > 0 && m.max >= max && time.Since(m.last.At) < m.cost*ledgerShare {
 		l := m.last
 		l.Entries = l.Entries[:min(len(l.Entries), max)]
 		l.Conflicts = f.conflicts()

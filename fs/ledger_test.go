@@ -525,3 +525,33 @@ func TestLedgerLarge(t *testing.T) {
 		t.Errorf("%+v %v", l, err)
 	}
 }
+
+// TestLedgerShort: what a walk took, on a busy machine, keeps nobody from seeing what has happened since, while there
+// is little to see.
+func TestLedgerShort(t *testing.T) {
+	r := newLedgerRig(t)
+	r.shut.shut.Store(true)
+	r.begin()
+	r.write("a", "a")
+	slow := func() {
+		m := &r.fs.ledger
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.last.At, m.cost = time.Now(), time.Hour
+	}
+	for want := 1; want <= 2; want++ {
+		if l, err := r.fs.Ledger(10); err != nil || l.Files() != want {
+			t.Errorf("%d files, %v; want %d", l.Files(), err, want)
+		}
+		slow()
+		r.write("b", "b")
+	}
+	r.shut.shut.Store(false)
+	if _, err := r.sync(time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	slow()
+	if l, err := r.fs.Ledger(10); err != nil || l.Total() != 0 {
+		t.Errorf("after a sync: %+v, %v", l, err)
+	}
+}
