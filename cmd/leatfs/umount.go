@@ -67,6 +67,9 @@ func umount(ctx context.Context, mountpoint string, lazy bool, drain time.Durati
 	// Ask before: afterwards nobody may answer any more.
 	var pids []int
 	s, err := askStatus(ctx, socketPath(mp))
+	if ctx.Err() != nil {
+		return staysMounted(ctx, mp)
+	}
 	if err == nil {
 		processes := []int{s.WorkerPID}
 		if !s.Keeper.Gone {
@@ -108,6 +111,11 @@ func umount(ctx context.Context, mountpoint string, lazy bool, drain time.Durati
 		}
 	}
 	return kept
+}
+
+// staysMounted is the error of an unmounting that was interrupted before anything was unmounted.
+func staysMounted(ctx context.Context, mp string) error {
+	return fmt.Errorf("%s stays mounted: interrupted before all was published; \"--no-drain\" leaves that to the next mount: %w", mp, context.Cause(ctx))
 }
 
 // waitExit waits for the process behind a pidfd.

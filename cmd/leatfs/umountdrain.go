@@ -39,7 +39,7 @@ func drainBefore(ctx context.Context, s *Status, lazy bool, wait time.Duration, 
 		d.progress.end()
 		switch {
 		case ctx.Err() != nil:
-			return nil, fmt.Errorf("%s stays mounted: interrupted while it published; \"--no-drain\" leaves that to the next mount: %w", s.Mountpoint, context.Cause(ctx))
+			return nil, staysMounted(ctx, s.Mountpoint)
 		case err != nil && !errors.Is(err, errNotAnswered):
 			fmt.Fprintf(stderr, "leatfs: %s: what is not in the bucket yet could not be waited for (%s)\n", s.Mountpoint, singleLine(err))
 		}

@@ -306,6 +306,23 @@ func TestUmountKeeps(t *testing.T) {
 	}
 }
 
+// asks waits until a command has a connection to its daemon.
+func (m *mnt) asks(pid int) {
+	m.t.Helper()
+	m.eventually("the command asks its daemon", func() error {
+		fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+		if err != nil {
+			return err
+		}
+		for _, fd := range fds {
+			if to, err := os.Readlink(fd); err == nil && strings.HasPrefix(to, "socket:") {
+				return nil
+			}
+		}
+		return errors.New("it has no socket")
+	})
+}
+
 // TestUmountInterrupted: an umount that is interrupted while it waits for the bucket leaves the mount.
 func TestUmountInterrupted(t *testing.T) {
 	w := newWorld(t)
@@ -317,12 +334,34 @@ func TestUmountInterrupted(t *testing.T) {
 	var errs strings.Builder
 	cmd.Stderr = &errs
 	ok(t, "umount", cmd.Start())
-	time.Sleep(time.Second)
-	ok(t, "interrupt", cmd.Process.Signal(os.Interrupt))
-	if err := cmd.Wait(); err == nil || cmd.ProcessState.ExitCode() != 1 {
-		t.Errorf("umount that was interrupted: %v", err)
+	m.asks(cmd.Process.Pid)
+	time.Sleep(time.Second) // it publishes by now, or asks whom to wait for: the mount stays either way
+	interrupted := func() {
+		t.Helper()
+		ok(t, "interrupt", cmd.Process.Signal(os.Interrupt))
+		if err := cmd.Wait(); err == nil || cmd.ProcessState.ExitCode() != 1 {
+			t.Errorf("umount that was interrupted: %v", err)
+		}
+		oneLine(t, "umount", errs.String(), m.dir+" stays mounted", "--no-drain")
 	}
-	oneLine(t, "umount", errs.String(), m.dir+" stays mounted", "--no-drain")
+	interrupted()
+	m.same("f", []byte("kept"))
+
+	// So does one whose daemon has not answered yet.
+	s := m.status()
+	for _, pid := range []int{s.Keeper.PID, s.WorkerPID} {
+		m.signal(pid, syscall.SIGSTOP)
+	}
+	cmd = w.command("umount", m.dir)
+	errs.Reset()
+	cmd.Stderr = &errs
+	ok(t, "umount", cmd.Start())
+	m.asks(cmd.Process.Pid)
+	interrupted()
+	for _, pid := range []int{s.Keeper.PID, s.WorkerPID} {
+		m.signal(pid, syscall.SIGCONT)
+	}
+	m.expect = append(m.expect, "hangs", "not well", "SIGQUIT", "is not sent", "goroutine") // when that took long
 	m.same("f", []byte("kept"))
 	undo()
 	m.ends(0, "retry", m.dir)
