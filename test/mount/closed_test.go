@@ -28,6 +28,12 @@ func TestClosedBothKilled(t *testing.T) {
 				ok(t, "append", errors.Join(err, f.Close()))
 			}
 		}
+		m.eventually("the daemon has been told of all closes", func() error { // the kernel does it after them
+			if n := m.status().Files.Handles; n != 1 {
+				return fmt.Errorf("%d handles", n)
+			}
+			return nil
+		})
 		m.kill()
 		_ = open.Close()
 		m.start()

@@ -9,7 +9,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -218,7 +221,7 @@ func (m *mnt) stop() {
 	m.up = false
 	m.quiet()
 	s := m.status()
-	if out, err := m.w.command("umount", "--drain-timeout=20s", m.dir).CombinedOutput(); err != nil {
+	if out, err := m.w.command("umount", "--drain-timeout=60s", m.dir).CombinedOutput(); err != nil {
 		m.t.Errorf("umount: %v\n%s", err, out)
 		_ = syscall.Unmount(m.dir, syscall.MNT_DETACH)
 		_ = syscall.Kill(s.Keeper.PID, syscall.SIGKILL)
@@ -280,6 +283,39 @@ func (m *mnt) quiet() {
 			return fmt.Errorf("%d handles, %d buffers", s.Files.Handles, s.Memory.PoolHeld)
 		}
 		return nil
+	})
+}
+
+// proven waits until n objects are whole in the cache and compared with the bucket's checksum, which happens beside
+// and after the reads.
+func (m *mnt) proven(n int64) {
+	m.t.Helper()
+	m.eventually(fmt.Sprintf("%d objects are whole in the cache", n), func() error {
+		if c := m.status().Cache; c.Proven != n {
+			return fmt.Errorf("%+v", c)
+		}
+		return nil
+	})
+}
+
+// noted waits until the index has all that the cache knows of its objects, as it has a moment after nobody uses them
+// any more: what was read is then there after kill -9, too.
+func (m *mnt) noted() {
+	m.t.Helper()
+	get := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", socketOf(m.dir))
+	}}}
+	m.eventually("the index has all", func() error {
+		resp, err := get.Get("http://leatfs/metrics")
+		if err != nil {
+			return err
+		}
+		text, err := io.ReadAll(resp.Body)
+		err = errors.Join(err, resp.Body.Close())
+		if err == nil && !strings.Contains(string(text), "\nleatfs_cache_active_objects 0\n") {
+			err = errors.New("objects are in use or not noted")
+		}
+		return err
 	})
 }
 
@@ -365,17 +401,18 @@ func (m *mnt) status() (s status) {
 }
 
 // eventually waits for something that other processes bring about; it is polled because
-// there is nothing to wait on.
+// there is nothing to wait on. A minute is for machines that are busy with something else: none
+// of what is waited for is measured by it.
 func (m *mnt) eventually(what string, f func() error) {
 	m.t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for {
 		err := f()
 		if err == nil {
 			return
 		}
 		if time.Now().After(deadline) {
-			m.t.Fatalf("not so after 20 s: %s: %v", what, err)
+			m.t.Fatalf("not so after a minute: %s: %v", what, err)
 		}
 		time.Sleep(10 * time.Millisecond)
 	}

@@ -41,12 +41,11 @@ func TestMount(t *testing.T) {
 		check()
 		dropCaches(t)
 		check()
+		m.proven(int64(len(sizes) - 1)) // all but the empty one
 		if s := m.status(); s.Passthrough != (flag == "--passthrough=auto") {
 			t.Errorf("passthrough is %v with %s", s.Passthrough, flag)
 		} else if s.Passthrough && s.Files.Pass == 0 {
 			t.Error("no open was answered with passthrough")
-		} else if s.Cache.Proven < int64(len(sizes)-1) {
-			t.Errorf("%d objects proven equal to the store's checksum, want %d", s.Cache.Proven, len(sizes)-1)
 		}
 		m.stop()
 		mark := w.mark()

@@ -26,7 +26,7 @@ type refusal struct {
 	says []string // each must be in the one line
 	// gone are paths that must not be there afterwards, empty directories that must be so.
 	gone, empty []string
-	within      time.Duration // default 10 s
+	within      time.Duration // default prompt
 }
 
 // check tries the mount in the background and in the foreground. However it was started:
@@ -49,7 +49,7 @@ func (r refusal) run(t *testing.T, how string, cmd *exec.Cmd) {
 	t.Helper()
 	within := r.within
 	if within == 0 {
-		within = 10 * time.Second
+		within = prompt
 	}
 	code, stdout, stderr := outcome(t, cmd, within)
 	if code != r.code {
@@ -73,6 +73,10 @@ func (r refusal) run(t *testing.T, how string, cmd *exec.Cmd) {
 		nothingLeft(t, how, r.dir)
 	}
 }
+
+// prompt is how long a command may take that waits for nobody, on a busy machine. It is less than the program gives a
+// bucket, to answer a mount or to take what was written.
+const prompt = 25 * time.Second
 
 // outcome runs a command that must end within d.
 func outcome(t *testing.T, cmd *exec.Cmd, d time.Duration) (code int, stdout, stderr string) {
@@ -156,7 +160,7 @@ func nothingLeft(t *testing.T, how, dir string) {
 	// Where the end was not waited for, the keeper ends after the last process of the mount.
 	var err error
 	var p []string
-	for range 500 {
+	for range 3000 {
 		p = processesOf(t, dir)
 		if _, err = os.Lstat(socketOf(dir)); len(p) == 0 && os.IsNotExist(err) {
 			return
@@ -226,6 +230,7 @@ func fill(t *testing.T, dir string, left int64) string {
 		t.Fatal(err)
 	}
 	defer f.Close()
+	var full error
 	for range 8 { // what is freed meanwhile is taken too
 		var st syscall.Statfs_t
 		if err := syscall.Statfs(dir, &st); err != nil {
@@ -239,9 +244,15 @@ func fill(t *testing.T, dir string, left int64) string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := syscall.Fallocate(int(f.Fd()), 0, fi.Size(), n); err != nil {
-			t.Fatal(fmt.Errorf("fill %s with %d bytes: %w", dir, n, err))
+		full = syscall.Fallocate(int(f.Fd()), 0, fi.Size(), n)
+		if full == syscall.ENOSPC { // somebody has taken some of it since
+			full = fmt.Errorf("fill %s with %d bytes: %w", dir, n, full)
+		} else if full != nil {
+			t.Fatal(fmt.Errorf("fill %s with %d bytes: %w", dir, n, full))
 		}
+	}
+	if full != nil {
+		t.Fatal(full)
 	}
 	return name
 }

@@ -135,6 +135,7 @@ func TestTakeoverOwnSource(t *testing.T) {
 	m.expect = []string{"retr", "not now", "another directory", "EIO", "tried again"}
 	m.names(".")
 	m.same("cached", cached)
+	m.noted()
 	keeper := m.status().Keeper.PID
 	if err := os.Rename(src, src+".away"); err != nil {
 		t.Fatal(err)

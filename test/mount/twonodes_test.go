@@ -158,7 +158,7 @@ func TestTwoNodesCheckpoint(t *testing.T) {
 			ranked.Wait() // the barrier
 			ok(t, "write the marker", writeSynced(a.path(dir+"/.metadata.tmp"), random(99, 5000)))
 			ok(t, "rename the marker", os.Rename(a.path(dir+"/.metadata.tmp"), a.path(dir+"/.metadata")))
-			time.AfterFunc(20*time.Second, stop)
+			time.AfterFunc(time.Minute, stop)
 			watchers.Wait()
 			stop()
 			time.Sleep(negative)

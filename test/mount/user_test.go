@@ -34,20 +34,21 @@ func TestKilledDaemon(t *testing.T) {
 	m := w.mount()
 	m.same("d/large", data)
 	m.same("d/small", data[:1000])
-	time.Sleep(500 * time.Millisecond) // the index is written within 100 ms
+	m.noted()
 	m.killOnly()
 	_, err := os.Stat(m.path("d/new"))
 	// The second is for a request that was sent while the connection was being torn down.
 	if !errors.Is(err, syscall.ENOTCONN) && !errors.Is(err, syscall.ECONNABORTED) {
 		t.Errorf("access to a dead mount: %v", err)
 	}
-	if code, _, stderr := outcome(t, w.command("umount", m.dir), 10*time.Second); code != 0 {
+	if code, _, stderr := outcome(t, w.command("umount", m.dir), prompt); code != 0 {
 		t.Fatalf("umount: %s", stderr)
 	}
 	nothingLeft(t, "after umount", m.dir)
 	mark := w.mark()
 	m.start()
 	m.same("d/large", data)
+	m.noted()
 	// Without the umount, the next mount removes what is left of the dead one.
 	m.killOnly()
 	m.expect = append(m.expect, "processes were all gone")
@@ -153,10 +154,16 @@ func TestOrdinaryUser(t *testing.T) {
 		t.Errorf("stat: %s", got)
 	}
 	var s status
-	if err := json.Unmarshal(run(leatfs, "status", dir, "--json"), &s); err != nil {
-		t.Fatal(err)
-	}
-	if s.Passthrough || s.Files.Pass != 0 || s.Cache.Proven != 2 {
+	(&mnt{t: t}).eventually("both are compared with the bucket's checksum", func() error {
+		if err := json.Unmarshal(run(leatfs, "status", dir, "--json"), &s); err != nil {
+			return err
+		}
+		if s.Cache.Proven != 2 {
+			return fmt.Errorf("%+v", s.Cache)
+		}
+		return nil
+	})
+	if s.Passthrough || s.Files.Pass != 0 {
 		t.Errorf("status %+v", s)
 	}
 	// Nobody else gets in, root neither; it was not mounted with --allow-other.
@@ -190,7 +197,7 @@ func TestOrdinaryUser(t *testing.T) {
 		}
 		return nil
 	})
-	code, _, stderr := outcome(t, as(leatfs, "umount", dir), 10*time.Second)
+	code, _, stderr := outcome(t, as(leatfs, "umount", dir), prompt)
 	if code != 1 {
 		t.Errorf("umount of a busy mount: exit code %d", code)
 	}
@@ -223,7 +230,7 @@ func TestOrdinaryUser(t *testing.T) {
 			args[1] = filepath.Join(base, "roots")
 			mkdir(t, args[1])
 		}
-		code, stdout, stderr := outcome(t, as(leatfs, append([]string{"mount"}, args...)...), 10*time.Second)
+		code, stdout, stderr := outcome(t, as(leatfs, append([]string{"mount"}, args...)...), prompt)
 		if code != 1 || stdout != "" {
 			t.Errorf("%v: exit code %d %s", args, code, stdout)
 		}
@@ -336,14 +343,14 @@ func TestBusyUmount(t *testing.T) {
 	w.put("f", data)
 	m := w.mount()
 	f := mustOpen(t, m.path("f"))
-	code, _, stderr := outcome(t, w.command("umount", m.dir), 10*time.Second)
+	code, _, stderr := outcome(t, w.command("umount", m.dir), prompt)
 	if code != 1 {
 		t.Errorf("exit code %d", code)
 	}
 	oneLine(t, "busy", stderr, m.dir, "in use", "fuser")
 	m.same("f", data)
 	pid := m.status().WorkerPID
-	if code, _, stderr := outcome(t, w.command("umount", "--lazy", m.dir), 10*time.Second); code != 0 || stderr != "" {
+	if code, _, stderr := outcome(t, w.command("umount", "--lazy", m.dir), prompt); code != 0 || stderr != "" {
 		t.Errorf("umount --lazy: %d %s", code, stderr)
 	}
 	m.up = false
@@ -409,17 +416,17 @@ func TestOddMountPoint(t *testing.T) {
 			c.Dir = base
 			return c
 		}
-		if code, _, stderr := outcome(t, cmd("mount", "s3://"+w.bucket, name, "--cache-dir", "cache"), 10*time.Second); code != 0 {
+		if code, _, stderr := outcome(t, cmd("mount", "s3://"+w.bucket, name, "--cache-dir", "cache"), prompt); code != 0 {
 			t.Errorf("mount on %q: %s", name, stderr)
 			continue
 		}
 		if b, err := os.ReadFile(dir + "/f"); err != nil || string(b) != "x" {
 			t.Errorf("mounted on %q: %q %v", name, b, err)
 		}
-		if code, stdout, stderr := outcome(t, cmd("status", name), 10*time.Second); code != 0 || !strings.Contains(stdout, dir) {
+		if code, stdout, stderr := outcome(t, cmd("status", name), prompt); code != 0 || !strings.Contains(stdout, dir) {
 			t.Errorf("status of %q: %s%s", name, stdout, stderr)
 		}
-		if code, _, stderr := outcome(t, cmd("umount", name), 10*time.Second); code != 0 {
+		if code, _, stderr := outcome(t, cmd("umount", name), prompt); code != 0 {
 			t.Errorf("umount of %q: %s", name, stderr)
 			_ = syscall.Unmount(dir, syscall.MNT_DETACH)
 		}
@@ -442,7 +449,7 @@ func TestTwoAtOnce(t *testing.T) {
 				c = fmt.Sprint(cache, i)
 			}
 			wg.Go(func() {
-				code, _, stderr := outcome(t, w.command("mount", "s3://"+w.bucket, dir, "--cache-dir", c), 20*time.Second)
+				code, _, stderr := outcome(t, w.command("mount", "s3://"+w.bucket, dir, "--cache-dir", c), time.Minute)
 				mu.Lock()
 				defer mu.Unlock()
 				if code == 0 {
@@ -459,7 +466,7 @@ func TestTwoAtOnce(t *testing.T) {
 		if b, err := os.ReadFile(dir + "/f"); err != nil || string(b) != "x" {
 			t.Errorf("%s: %q %v", caches, b, err)
 		}
-		if code, _, stderr := outcome(t, w.command("umount", dir), 20*time.Second); code != 0 {
+		if code, _, stderr := outcome(t, w.command("umount", dir), prompt); code != 0 {
 			t.Errorf("%s: %s", caches, stderr)
 		}
 		nothingLeft(t, caches, dir)
@@ -486,7 +493,7 @@ passthrough: off
 `, w.bucket, dir, cache, cache, w.proxy.URL()))
 	cmd := w.command("mount", "--config", file, "--memory=200MiB")
 	cmd.Env = slices.DeleteFunc(cmd.Env, func(s string) bool { return strings.HasPrefix(s, "AWS_ENDPOINT_URL=") })
-	if code, _, stderr := outcome(t, cmd, 10*time.Second); code != 0 {
+	if code, _, stderr := outcome(t, cmd, prompt); code != 0 {
 		t.Fatal(stderr)
 	}
 	m := &mnt{t: t, w: w, dir: dir, cache: cache + "-0", log: cache + "-0/leatfs.log", up: true}
@@ -525,7 +532,9 @@ func TestStatus(t *testing.T) {
 	w.put("f", random(1, 9<<20))
 	m := w.mount()
 	m.same("f", random(1, 9<<20))
+	m.proven(1) // from then on opens are passed through
 	m.same("f", random(1, 9<<20))
+	m.quiet() // the kernel tells of a close after it
 	out, err := w.command("status", m.dir).Output()
 	if err != nil {
 		t.Fatal(err)
@@ -536,7 +545,7 @@ func TestStatus(t *testing.T) {
 		`mount     s3://` + w.bucket + ` on ` + m.dir + `$`,
 		`daemon    process [0-9]+, version \S+, up [0-9ms]+`,
 		`bucket    ok`,
-		`requests  GET [0-9]+, HEAD [0-9]+, LIST [0-9]+; 9MiB in; 0 retried, [0-9]+ hedged`,
+		`requests  GET [0-9]+, HEAD [0-9]+, LIST [0-9]+; (9|[0-9]{2})[0-9.]*MiB in; 0 retried, [0-9]+ hedged`,
 		`cache     ` + m.cache + `: ` + size + ` of 4GiB`,
 		`checked   1 objects equal to the bucket's checksum, 0 without one, 0 mismatches`,
 		`reads     by the kernel, once whole in the cache; 1 opens passed through, 1 served \(` + size + `\)`,

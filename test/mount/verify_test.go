@@ -130,7 +130,7 @@ func TestVerify(t *testing.T) {
 	modes(t, func(t *testing.T, flag string) {
 		w := newWorld(t)
 		w.put("d/remote", random(1, 300_000))
-		m := w.mount(flag)
+		m := w.mount(flag, "--ttl=1h")
 		a, small := random(2, 3<<20+17), random(3, 1000)
 		ok(t, "write", os.WriteFile(m.path("d/a"), a, 0o644))
 		ok(t, "write", os.WriteFile(m.path("d/small"), small, 0o644))
