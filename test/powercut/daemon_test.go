@@ -95,7 +95,7 @@ func (m *machine) start(dir string, boot int) (*daemon, error) {
 		return nil, err
 	}
 	x.Dir = filepath.Join("/proc", strconv.Itoa(x.cmd.Process.Pid), "root", m.mnt)
-	err := eventually(30*time.Second, func() error {
+	err := eventually(time.Minute, func() error {
 		if !alive(x.cmd.Process.Pid) {
 			return errors.New("it has ended")
 		}
@@ -152,7 +152,7 @@ func (x *daemon) kill() error {
 	if err := x.cmd.Wait(); errors.Is(err, exec.ErrWaitDelay) {
 		return errors.New("a process of leatfs was not killed")
 	}
-	return eventually(20*time.Second, func() error {
+	return eventually(time.Minute, func() error {
 		for _, pid := range all {
 			if alive(pid) {
 				return fmt.Errorf("process %d is alive", pid)
@@ -263,10 +263,10 @@ func (m *machine) check(a *After) (err error) {
 	if len(errs) > 0 {
 		return errors.Join(errs...)
 	}
-	return eventually(30*time.Second, func() error {
+	return eventually(time.Minute, func() error {
 		for i, names := range want {
 			if err := one(names, i, m.get); err != nil {
-				return fmt.Errorf("in the bucket after 30 s: %w", err)
+				return fmt.Errorf("in the bucket after a minute: %w", err)
 			}
 		}
 		return nil

@@ -36,7 +36,7 @@ type landing struct {
 
 // landed waits until the bucket has content(i) at a name, keeps it, and says so.
 func (l *landing) landed(w *teller, i int, name string) error {
-	err := eventually(20*time.Second, func() error {
+	err := eventually(time.Minute, func() error {
 		r, err := l.server.Client().GetObject(context.Background(), &awss3.GetObjectInput{Bucket: &l.bucket, Key: &name})
 		if err != nil {
 			return err
@@ -136,7 +136,7 @@ func (l *landing) work(w *teller) error {
 				return err
 			}
 			w.d.Ack("gone %s", name)
-			if err := eventually(20*time.Second, func() error {
+			if err := eventually(time.Minute, func() error {
 				b, err := l.bucketNow()
 				if _, there := b[name]; err == nil && there {
 					err = fmt.Errorf("%s is still in the bucket", name)
@@ -223,7 +223,7 @@ func TestCutWhileUploading(t *testing.T) {
 			if _, err := f.Write(content(big)); err != nil {
 				return err
 			}
-			if err := eventually(30*time.Second, func() error {
+			if err := eventually(time.Minute, func() error {
 				if n := m.proxy.Count(isPart); n < 3 {
 					return fmt.Errorf("%d parts were uploaded while the file is written", n)
 				}
@@ -283,7 +283,7 @@ func TestCutWhileUploading(t *testing.T) {
 
 // noUploads waits until no upload in parts is left.
 func (m *machine) noUploads() error {
-	return eventually(10*time.Second, func() error {
+	return eventually(time.Minute, func() error {
 		out, err := m.server.Client().ListMultipartUploads(context.Background(), &awss3.ListMultipartUploadsInput{Bucket: &m.bucket})
 		if err == nil && len(out.Uploads) > 0 {
 			err = fmt.Errorf("%d uploads are left", len(out.Uploads))

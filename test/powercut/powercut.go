@@ -227,7 +227,7 @@ func mount(dev, dir string, opt Options) error {
 func unmount(dir string) error {
 	for begun := time.Now(); ; time.Sleep(10 * time.Millisecond) {
 		err := unix.Unmount(dir, 0)
-		if err != unix.EBUSY || time.Since(begun) > 10*time.Second {
+		if err != unix.EBUSY || time.Since(begun) > time.Minute {
 			if err != nil {
 				return fmt.Errorf("unmount %s: %w", dir, err)
 			}

@@ -111,7 +111,7 @@ exit 1
 			}
 			// What systemd says of a process that could not be started; what that said itself is not always known to be of the unit.
 			var lines []string
-			for range 50 {
+			for range 600 {
 				if lines = strings.Split(m.journal(unit), "\n")[since:]; strings.Contains(strings.Join(lines, "\n"), x.says) {
 					break
 				}
