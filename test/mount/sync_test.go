@@ -171,7 +171,7 @@ func TestSyncOriginAway(t *testing.T) {
 	}
 	ok(t, "mkdir", err)
 	ok(t, "write", os.WriteFile(m.path("d/f"), []byte("data"), 0o644))
-	out, errs := m.ends(1, "sync", "--timeout=5s", m.dir)
+	out, errs := m.ends(1, "sync", "--timeout=10s", m.dir)
 	contains(t, "sync", out, "failing", "/d/f", "tries", "4B")
 	oneLine(t, "sync", errs, m.dir, "not in the bucket")
 	n := m.writes()

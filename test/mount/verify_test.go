@@ -370,12 +370,12 @@ func TestReplacedIsTold(t *testing.T) {
 		if s := m.others(); s.Replaced != 1 || s.Removed != 1 {
 			return errors.New("not yet")
 		}
+		if !strings.Contains(m.logText(), "by somebody else") {
+			return errors.New("the log does not say it")
+		}
 		return nil
 	})
 	m.same("d/a", []byte("theirs"))
-	if !strings.Contains(m.logText(), "by somebody else") {
-		t.Error("the log does not say it")
-	}
 	w.put("d/a", []byte("theirs again")) // which was never published here
 	m.eventually("the new version is seen", func() error {
 		if b, err := os.ReadFile(m.path("d/a")); err != nil || string(b) != "theirs again" {
