@@ -1,10 +1,12 @@
 package cache_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/leatfs/leatfs/cache"
 	"github.com/leatfs/leatfs/cache/cachetest"
@@ -284,4 +286,28 @@ func TestIndexCannotBeWritten(t *testing.T) {
 		t.Error("what was changed while the index failed is lost")
 	}
 	o.Release()
+}
+
+// TestUnnoted: the statistics tell whether the index has all of the objects.
+func TestUnnoted(t *testing.T) {
+	e := newEnv(t, 256<<20, 64)
+	_, ident := e.store.put("f", 300_000)
+	e.index.Fail(errors.New("the index cannot be written"))
+	o := e.object(ident)
+	if err := o.Fetch(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	id := o.ID()
+	o.Release()
+	for range 100 { // also while it is being tried
+		if e.Stats().Unnoted == 0 {
+			t.Fatal("all is said to be noted")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	e.index.Fail(nil)
+	eventually(t, "all is noted", func() bool { return e.Stats().Unnoted == 0 })
+	if r, err := e.index.Record(id); err != nil || !r.State.Complete() {
+		t.Errorf("the index has %+v, %v", r, err)
+	}
 }

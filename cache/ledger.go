@@ -40,6 +40,7 @@ type ledger struct {
 	dirty   map[*Object]struct{}
 	deletes map[ID][]func() // with what to do afterwards
 	dying   map[ID][]func() // being written
+	writing int             // how many of dirty are being written
 	urgent  bool            // somebody waits
 	gen     uint64          // number of the flush that will write what is collected now
 	written uint64          // flushes up to this one have ended
@@ -141,6 +142,13 @@ func (l *ledger) deleted(id ID) bool {
 	return ok
 }
 
+// unnoted is how many objects have changes, or are deleted, that are not in the index yet.
+func (l *ledger) unnoted() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.dirty) + l.writing + len(l.deletes) + len(l.dying)
+}
+
 // sync returns when all that was changed before it is in the index, or the error that kept
 // it out. The variables are written too.
 func (l *ledger) sync(ctx context.Context) error {
@@ -169,6 +177,7 @@ func (l *ledger) flush() {
 	dirty, dying := l.dirty, l.deletes
 	l.dirty, l.deletes, l.dying = map[*Object]struct{}{}, map[ID][]func(){}, dying
 	l.urgent = false
+	l.writing = len(dirty)
 	l.mu.Unlock()
 
 	var err error
@@ -241,7 +250,7 @@ func (l *ledger) flush() {
 			l.deletes[id] = append(l.deletes[id], fns...)
 		}
 	}
-	l.dying = nil
+	l.dying, l.writing = nil, 0
 	close(l.ended)
 	l.ended = make(chan struct{})
 	l.mu.Unlock()

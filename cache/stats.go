@@ -44,6 +44,7 @@ type Stats struct {
 
 	InFlight    int64 // bytes on their way from the origin
 	Active      int   // objects in use
+	Unnoted     int   // objects of which the index does not have all yet: what it lacks is lost when the process is killed
 	ExtentBytes int64 // memory for the residency of objects in use
 	Memory      buf.Stats
 	Dirs        []DirStats
@@ -78,6 +79,7 @@ func (c *Cache) Stats() Stats {
 	c.mu.Lock()
 	s.Active = len(c.active)
 	c.mu.Unlock()
+	s.Unnoted = c.ledger.unnoted()
 	for _, d := range c.dirs {
 		s.Dirs = append(s.Dirs, DirStats{Path: d.path, Number: d.format.Number, Size: d.size, Used: d.used.Load() + d.doomed.Load(),
 			Free: d.free.Load(), Direct: d.direct, Stacked: d.stacked, Usable: d.usable(),
@@ -155,6 +157,7 @@ func (c *Cache) Collector() *Collector {
 	counter("prefetch_wasted_bytes_total", "Prefetched bytes dropped unread.", func(s *Stats) uint64 { return s.PrefetchWasted })
 	gauge("in_flight_bytes", "Bytes on their way from the origin.", func(s *Stats) int64 { return s.InFlight })
 	gauge("active_objects", "Objects in use.", func(s *Stats) int64 { return int64(s.Active) })
+	gauge("unnoted_objects", "Objects of which the index does not have all yet.", func(s *Stats) int64 { return int64(s.Unnoted) })
 	gauge("extent_bytes", "Memory for the residency of objects in use.", func(s *Stats) int64 { return s.ExtentBytes })
 	gauge("memory_cap_bytes", "Cap of the buffer pool.", func(s *Stats) int64 { return int64(s.Memory.Cap) * buf.Size })
 	gauge("memory_used_bytes", "Buffers in use.", func(s *Stats) int64 { return int64(s.Memory.InUse) * buf.Size })

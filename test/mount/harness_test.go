@@ -298,8 +298,8 @@ func (m *mnt) proven(n int64) {
 	})
 }
 
-// noted waits until the index has all that the cache knows of its objects, as it has a moment after nobody uses them
-// any more: what was read is then there after kill -9, too.
+// noted waits until the index has all that the cache knows of its objects: what is whole is then there after kill -9,
+// too.
 func (m *mnt) noted() {
 	m.t.Helper()
 	get := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -312,8 +312,8 @@ func (m *mnt) noted() {
 		}
 		text, err := io.ReadAll(resp.Body)
 		err = errors.Join(err, resp.Body.Close())
-		if err == nil && !strings.Contains(string(text), "\nleatfs_cache_active_objects 0\n") {
-			err = errors.New("objects are in use or not noted")
+		if err == nil && !strings.Contains(string(text), "\nleatfs_cache_unnoted_objects 0\n") {
+			err = errors.New("there are objects that are not noted")
 		}
 		return err
 	})

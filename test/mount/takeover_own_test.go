@@ -138,6 +138,12 @@ func TestTakeoverOwnSource(t *testing.T) {
 	m.expect = []string{"retr", "not now", "another directory", "EIO", "tried again"}
 	m.names(".")
 	m.same("cached", cached)
+	m.eventually("it is whole in the cache", func() error { // a directory has no checksums
+		if c := m.status().Cache; c.Proven+c.Unverifiable != 1 {
+			return fmt.Errorf("%+v", c)
+		}
+		return nil
+	})
 	m.noted()
 	keeper := m.status().Keeper.PID
 	if err := os.Rename(src, src+".away"); err != nil {

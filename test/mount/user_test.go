@@ -34,6 +34,7 @@ func TestKilledDaemon(t *testing.T) {
 	m := w.mount()
 	m.same("d/large", data)
 	m.same("d/small", data[:1000])
+	m.proven(2)
 	m.noted()
 	m.killOnly()
 	_, err := os.Stat(m.path("d/new"))
@@ -48,7 +49,6 @@ func TestKilledDaemon(t *testing.T) {
 	mark := w.mark()
 	m.start()
 	m.same("d/large", data)
-	m.noted()
 	// Without the umount, the next mount removes what is left of the dead one.
 	m.killOnly()
 	m.expect = append(m.expect, "processes were all gone")
