@@ -4,6 +4,7 @@ import (
 	"container/list"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -73,6 +74,7 @@ type openTable struct {
 	lastWriter func(meta.Ino)
 	lastHandle func(meta.Ino)
 	unstage    func(cache.ID) // removes a staging file
+	atLent     func()         // for tests: called when a file was lent and is not used yet
 }
 
 // maxKept is how many backing ids are kept after the last close. An open that finds one
@@ -465,13 +467,34 @@ func (t *openTable) counts() (files, handles, kept int) {
 	return len(t.nodes) - t.kept.Len(), t.handles, t.kept.Len()
 }
 
+// errReplaced: an object's file was found damaged at this moment, and has made way for another.
+var errReplaced = fmt.Errorf("its file was found damaged just now: %w", cache.ErrIncomplete)
+
+// lend is Object.Lend, with the ID of the file.
+func (t *openTable) lend(obj *cache.Object) (*os.File, cache.ID, error) {
+	id := obj.ID()
+	file, err := obj.Lend()
+	if err != nil {
+		return nil, 0, err
+	}
+	if t.atLent != nil {
+		t.atLent()
+	}
+	if obj.ID() != id { // no file of an object comes back: what was lent is id else
+		closeFile(file)
+		obj.Return()
+		return nil, 0, errReplaced
+	}
+	return file, id, nil
+}
+
 // register lends the object's file to the kernel. The descriptor is not needed afterwards.
 func (t *openTable) register(o *openNode) error {
-	file, err := o.obj.Lend()
+	file, id, err := t.lend(o.obj)
 	if err != nil {
 		return err
 	}
-	o.lent, o.file = true, o.obj.ID()
+	o.lent, o.file = true, id
 	b, err := t.session.NewBacking(uint64(o.node), uint64(o.file), func() (int32, error) { return t.backing.Register(file) })
 	closeFile(file)
 	if err != nil {

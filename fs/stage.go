@@ -212,7 +212,7 @@ func (f *FS) keepTimes(in *meta.Inode, id cache.ID) error {
 
 // copyStage makes a staging file with the content of an object whose file others need as it is.
 func (f *FS) copyStage(obj *cache.Object, l cache.StageLabel) (id cache.ID, err error) {
-	from, err := obj.Lend()
+	from, was, err := f.open.lend(obj)
 	if err != nil {
 		return 0, err
 	}
@@ -223,6 +223,9 @@ func (f *FS) copyStage(obj *cache.Object, l cache.StageLabel) (id cache.ID, err 
 		return 0, err
 	}
 	_, err = io.Copy(to, from)
+	if err == nil && obj.ID() != was {
+		err = errReplaced
+	}
 	if err = errors.Join(err, to.Close()); err != nil {
 		f.removeStage(id)
 		return 0, err
