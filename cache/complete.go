@@ -117,13 +117,7 @@ func (o *Object) conclude(f *objFile, gen uint64, state State, sum uint64) error
 	l := label{Identity: o.as, State: state, Sum: sum, Checksum: o.checksum}
 	l.Identity.VersionID = o.version
 	o.mu.Unlock()
-	var err error
-	if o.c.beforeLabel != nil {
-		err = o.c.beforeLabel()
-	}
-	if err == nil {
-		err = f.label(l.encode())
-	}
+	err := o.c.label(f, l)
 	o.mu.Lock()
 	if o.gen != gen || o.resident != o.blockN {
 		return errChanged
@@ -131,7 +125,7 @@ func (o *Object) conclude(f *objFile, gen uint64, state State, sum uint64) error
 	if err != nil {
 		o.c.log.Warn("an object file cannot be labelled; it is read through the daemon", "key", o.ident.Key, "err", err)
 	}
-	o.unsaid = err != nil
+	o.unsaid = err
 	o.completed(state, sum)
 	return nil
 }

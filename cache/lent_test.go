@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/leatfs/leatfs/cache"
 )
 
@@ -266,4 +268,67 @@ func TestNotLabelledNotLent(t *testing.T) {
 		e.wantLent(o, data)
 		o.Release()
 	}
+}
+
+// TestLabelledLater: an object whose file could not be labelled when it became complete, as on a full disk, can be lent and changed as
+// soon as it can, and until then who wants that is told why not.
+func TestLabelledLater(t *testing.T) {
+	for _, how := range []string{"lent", "taken"} {
+		e := newEnv(t, 64<<20, 64)
+		var full atomic.Bool
+		full.Store(true)
+		cache.SetBeforeLabel(e.Cache, func() error {
+			if full.Load() {
+				return unix.ENOSPC
+			}
+			return nil
+		})
+		data, ident := e.store.put("a", 300_000)
+		o := e.fetched(ident)
+		use := func() (err error) {
+			if how == "lent" {
+				var f *os.File
+				if f, err = o.Lend(); err == nil {
+					wantFile(t, f, data)
+					f.Close()
+					o.Return()
+				}
+				return err
+			}
+			id, err := e.TakeStage(o, 0, label("a"))
+			if err == nil {
+				e.wantStage(id, data)
+			}
+			return err
+		}
+		if err := use(); !errors.Is(err, unix.ENOSPC) || !errors.Is(err, cache.ErrIncomplete) {
+			t.Errorf("%s while the disk is full: %v", how, err)
+		}
+		e.wantRead(o, data, 0, ident.Size)
+		full.Store(false)
+		if err := use(); err != nil {
+			t.Errorf("%s: %v", how, err)
+		}
+		if how == "lent" {
+			if !o.Passthroughable() {
+				t.Error("it is not passed through")
+			}
+			// The label says so to a process whose index has missed it.
+			if l, err := e.labelOf(o.ID()); err != nil || l[1] == byte(cache.Partial) {
+				t.Errorf("label %v, %v", l, err)
+			}
+		}
+		gets, _, _ := e.store.counts()
+		if gets != 1 {
+			t.Errorf("%s: %d GETs", how, gets)
+		}
+		o.Release()
+	}
+}
+
+// labelOf is the label of an object file, as it stands on the disk.
+func (e *env) labelOf(id cache.ID) ([]byte, error) {
+	b := make([]byte, 4096)
+	n, err := unix.Getxattr(e.path(id), "user.leatfs.object", b)
+	return b[:max(n, 0)], err
 }

@@ -70,7 +70,7 @@ func (c *Cache) rename(o *Object, to Identity, hash [16]byte, taken bool) {
 		}
 		o.recordDirty = o.recordDirty || o.id != 0
 		c.ledger.mark(o) // also when there is nothing to write: see forgetAliases
-		if o.id != 0 && o.state.Complete() && !o.unsaid {
+		if o.id != 0 && o.state.Complete() && o.unsaid == nil {
 			// One that is not complete yet gets its label when it is.
 			l, path = label{Identity: o.as, State: o.state, Sum: o.sum, Checksum: o.checksum}, o.dir.filePath(o.id)
 		}

@@ -48,10 +48,10 @@ type Object struct {
 	state    State
 	pinned   bool
 	doomed   bool
-	suspect  bool // complete, but a power loss may have harmed the file
-	recheck  bool // not complete, and the same: to be read before it is believed to be complete
-	unsaid   bool // complete, but its label does not say so: may not be lent
-	damaged  bool // its bytes are wrong, of which others are being told: nobody reads them
+	suspect  bool  // complete, but a power loss may have harmed the file
+	recheck  bool  // not complete, and the same: to be read before it is believed to be complete
+	unsaid   error // why its label does not say that it is complete: it may not be lent then; nil if it does (see say)
+	damaged  bool  // its bytes are wrong, of which others are being told: nobody reads them
 	sum      uint64
 	sumKnown bool // checksum is what the origin says (it may say none)
 	checksum objstore.Checksum
@@ -132,7 +132,7 @@ func (o *Object) State() State {
 func (o *Object) Complete() bool { return o.State().Complete() }
 
 // Passthroughable tells whether Lend would succeed: the object is complete, and not in doubt
-// after a power loss. (Fetch verifies one in doubt.)
+// after a power loss. (Fetch verifies one in doubt.) Of one whose file could not be labelled it says no; Lend tries that again.
 func (o *Object) Passthroughable() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -148,8 +148,8 @@ func (o *Object) lendable() error {
 		return fmt.Errorf("%s: %w", o.name(), ErrIncomplete)
 	case o.suspect:
 		return fmt.Errorf("%s: not verified since the machine went down: %w", o.name(), ErrIncomplete)
-	case o.unsaid:
-		return fmt.Errorf("%s: its file could not be labelled as complete: %w", o.name(), ErrIncomplete)
+	case o.unsaid != nil:
+		return fmt.Errorf("%s: its file cannot be labelled as complete: %w: %w", o.name(), explain(o.unsaid), ErrIncomplete)
 	}
 	return nil
 }
@@ -186,6 +186,7 @@ func (o *Object) Missing(off, n int64) bool {
 // until then the file is not removed for space. ErrIncomplete when the object cannot be lent.
 func (o *Object) Lend() (*os.File, error) {
 	o.mu.Lock()
+	o.say()
 	if err := o.lendable(); err != nil {
 		o.mu.Unlock()
 		return nil, err
@@ -463,7 +464,7 @@ func (o *Object) detach() {
 	}
 	o.id, o.dir, o.file = 0, nil, nil
 	o.state, o.suspect, o.recheck, o.sum, o.epoch = Partial, false, false, 0, 0
-	o.unsaid, o.damaged = false, false
+	o.unsaid, o.damaged = nil, false
 	o.resident, o.hand, o.punching = 0, 0, nil
 	o.extents = map[uint32]*extent{}
 	o.etagMD5 = md5State{}

@@ -122,6 +122,7 @@ func (c *Cache) claimFile(o *Object, lent int) (*dir, ID, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for deadline := time.Now().Add(takeWait); ; {
+		o.say()
 		o.awaitFile()
 		if err := o.lendable(); err != nil {
 			return nil, 0, err
