@@ -148,14 +148,18 @@ func (o *Object) onDisk() int64 {
 
 // recount makes resident what the extents say; for when it is in doubt. o.mu is held.
 func (o *Object) recount() {
-	var n uint32
-	for k := uint32(0); k*ExtentBlocks < o.blockN; k++ {
-		n += count(&o.extent(k).Present)
-	}
-	if n != o.resident {
+	if n := o.counted(); n != o.resident {
 		o.resident = n
 		o.accounted()
 	}
+}
+
+// counted is how many blocks are resident by the extents. o.mu is held.
+func (o *Object) counted() (n uint32) {
+	for k := uint32(0); k*ExtentBlocks < o.blockN; k++ {
+		n += count(&o.extent(k).Present)
+	}
+	return n
 }
 
 // markUnread remembers that prefetch brought a block that left memory before it was read.

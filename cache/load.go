@@ -29,9 +29,15 @@ func (o *Object) load() error {
 		return nil
 	}
 	u, err := o.c.cfg.Index.Usage(rec.ID)
-	if errors.Is(err, ErrNoRecord) {
-		u = Usage{ID: rec.ID, Dir: rec.Dir, Admitted: max(o.c.clock.Load(), 1)}
-		err = nil
+	unused := errors.Is(err, ErrNoRecord)
+	if unused {
+		// It goes with the record: the index has just deleted both, or a power loss has taken the change with the one, and not a
+		// later one with the other.
+		if _, err = o.c.cfg.Index.Record(rec.ID); errors.Is(err, ErrNoRecord) {
+			return nil
+		}
+		now := max(o.c.clock.Load(), 1)
+		u = Usage{ID: rec.ID, Dir: rec.Dir, Admitted: now, LastUse: now}
 	}
 	if err != nil {
 		return fmt.Errorf("%s: the index cannot be read: %w", o.name(), err)
@@ -59,10 +65,17 @@ func (o *Object) load() error {
 	}
 	o.suspect = rec.State.Complete() && (o.c.inDoubt(rec.Epoch) || file == foundUnread)
 	o.recheck = !rec.State.Complete() && rec.Epoch < o.c.bootEpoch
-	if rec.State.Complete() || file == foundWhole {
+	switch {
+	case rec.State.Complete() || file == foundWhole:
 		o.resident = o.blockN
-	} else {
+	case unused:
+		o.resident = o.counted()
+	default:
 		o.resident = min(uint32((u.Bytes+BlockSize-1)/BlockSize), o.blockN)
+	}
+	if unused { // the directory's count of bytes has it
+		o.usage.Bytes, o.usageDirty = o.onDisk(), true
+		o.c.ledger.mark(o)
 	}
 	switch file {
 	case foundWhole:

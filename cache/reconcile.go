@@ -346,7 +346,7 @@ func (r *reconciler) verify(path string, id ID, l label) (bool, error) {
 	return ok, nil
 }
 
-// records forgets records without a file, and sets the bytes used right.
+// records forgets records without a file, makes the usages that are missing, and sets the bytes used right.
 func (r *reconciler) records() error {
 	c := r.c
 	if err := c.ledger.sync(r.ctx); err != nil {
@@ -366,14 +366,20 @@ func (r *reconciler) records() error {
 		if d == nil || c.ledger.deleted(rec.ID) {
 			return true
 		}
-		u, err := c.cfg.Index.Usage(rec.ID)
-		if err == nil {
-			sums[d].sum += u.Bytes + fileOverhead
-		}
+		u, uerr := c.cfg.Index.Usage(rec.ID)
 		if _, err := os.Lstat(d.filePath(rec.ID)); errors.Is(err, fs.ErrNotExist) {
 			c.dropRecord(d, rec, u)
+		} else if errors.Is(uerr, ErrNoRecord) {
+			// Nobody would count it, nor evict it. Who asks for the object has it made.
+			uerr = c.withObject(rec.ID, func(o *Object) { u = o.usage })
 		}
-		return true
+		switch {
+		case uerr == nil:
+			sums[d].sum += u.Bytes + fileOverhead
+		case !errors.Is(uerr, ErrNoRecord): // else it is gone by now
+			failed = uerr
+		}
+		return failed == nil
 	})
 	if err = errors.Join(err, failed); err != nil {
 		return err

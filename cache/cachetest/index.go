@@ -51,6 +51,9 @@ func (x *Index) Batches() (n int) { x.set(func() { n = x.batches }); return n }
 // Len is the number of records.
 func (x *Index) Len() (n int) { x.set(func() { n = len(x.records) }); return n }
 
+// LoseUsage forgets the usage of a file, and not its record: what a power loss may do.
+func (x *Index) LoseUsage(id cache.ID) { x.set(func() { delete(x.usages, id) }) }
+
 func (x *Index) set(fn func()) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
