@@ -216,6 +216,17 @@ func putRecord(tx *badger.Txn, r *cache.Record) error {
 		}
 	case !errors.Is(err, ErrNotFound):
 		return err
+	default:
+		// The file may have come back after its deletion, of which the rest was left undone: the next Open must not go on with
+		// that.
+		doomed := idKey(keyDoomed, r.ID)
+		_, err := tx.Get(doomed)
+		if err == nil {
+			err = tx.Delete(doomed)
+		}
+		if err != nil && !errors.Is(err, badger.ErrKeyNotFound) {
+			return err
+		}
 	}
 	if err := tx.Set(idKey(keyRecord, r.ID), encodeRecord(r)); err != nil {
 		return err
