@@ -150,8 +150,10 @@ func (c *Cache) evictFile(d *dir, u Usage) bool {
 		c.mu.Lock()
 		o := c.active[hash]
 		if o == nil {
-			// Asked once more: it may have become a staging file, and an object file again.
-			if now, err := c.cfg.Index.Record(u.ID); err != nil || now.Identity != rec.Identity || c.ledger.deleted(u.ID) {
+			// Asked once more: it may have become a staging file, and an object file again. And the ledger first: what it has
+			// deleted since is not in the index.
+			gone := c.ledger.deleted(u.ID)
+			if now, err := c.cfg.Index.Record(u.ID); gone || err != nil || now.Identity != rec.Identity {
 				c.mu.Unlock()
 				return false
 			}

@@ -33,3 +33,9 @@ func FillIn(o *Object) error {
 	o.c.ledger.mark(o)
 	return nil
 }
+
+// Evict has file id evicted, if it may be.
+func Evict(c *Cache, id ID) bool {
+	u, err := c.cfg.Index.Usage(id)
+	return err == nil && c.evictFile(c.dirs[0], u)
+}

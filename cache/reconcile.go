@@ -402,9 +402,6 @@ func (c *Cache) dropRecord(d *dir, rec Record, u Usage) {
 		return
 	}
 	defer c.moved(rec.ID)
-	if now, err := c.cfg.Index.Record(rec.ID); err != nil || now.Identity != rec.Identity {
-		return
-	}
 	if _, err := os.Lstat(d.filePath(rec.ID)); !errors.Is(err, fs.ErrNotExist) {
 		return
 	}
@@ -413,7 +410,10 @@ func (c *Cache) dropRecord(d *dir, rec Record, u Usage) {
 	if o := c.active[rec.Identity.Hash()]; o != nil {
 		return // it finds out by itself
 	}
-	if c.ledger.deleted(rec.ID) {
+	if c.ledger.deleted(rec.ID) { // asked before the index: what is deleted since is not there
+		return
+	}
+	if now, err := c.cfg.Index.Record(rec.ID); err != nil || now.Identity != rec.Identity {
 		return
 	}
 	c.n.lostFiles.Add(1)
