@@ -114,6 +114,59 @@ func TestOpeningIsNotClosed(t *testing.T) {
 	}
 }
 
+// asker is a request during which something happens when it is asked for its number.
+type asker struct {
+	context.Context
+	during func()
+}
+
+func (a *asker) Request() (uint64, bool) {
+	a.during()
+	return 2, false
+}
+
+// TestCutAndGivenBack: a file that is cut by an open, and of which what was kept for the next one is given back at this moment, is
+// open then, and does not count as closed.
+func TestCutAndGivenBack(t *testing.T) {
+	r := newRig(t, t.TempDir(), true)
+	r.givesWay = true
+	r.start(t)
+	t.Cleanup(func() { r.stop(t) })
+	p := newProgram(r)
+	p.fs.publisher.makers.Add(1)
+	defer p.fs.publisher.makers.Add(-1)
+	p.steps(t, "put a 1")
+	e, err := p.walk("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	node, stage := e.Node, p.fs.open.peek(e.Node)
+	if stage == nil || stage.stage == 0 {
+		t.Fatal("nothing is kept of it; the test shows nothing")
+	}
+	cut := false
+	ctx := &asker{t.Context(), func() {
+		if st, err := p.cache.StatStage(stage.stage); err != nil {
+			t.Error(err)
+		} else if st.Size == 0 && !cut {
+			cut = true
+			p.fs.open.drop(node)
+		}
+	}}
+	o, err := p.fs.Open(ctx, node, os.O_WRONLY|os.O_TRUNC)
+	if err != nil {
+		t.Errorf("open: %v", err)
+	} else {
+		defer p.fs.Release(o.FH)
+	}
+	if !cut {
+		t.Error("it was not cut; the test shows nothing")
+	}
+	if p.noted(t, node.Ino()) {
+		t.Error("a file that was cut counts as closed")
+	}
+}
+
 // TestMappedWhenBothDied: what was closed and is mapped for writing when both processes of the mount are killed is held, and when the mount
 // ends as it should, published once it is not mapped any more.
 func TestMappedWhenBothDied(t *testing.T) {

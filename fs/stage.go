@@ -319,7 +319,8 @@ func (f *FS) openStaged(ctx context.Context, node NodeID, in *meta.Inode, flags 
 		}
 	} else {
 		if fh, err = f.open.join(o, unique, write); err == nil && fh == 0 {
-			err = ErrStale // reclaimed meanwhile
+			// Given back meanwhile. Not ErrStale: it may be cut, and would count as closed until the kernel asks again.
+			return f.openStaged(ctx, node, in, flags)
 		}
 	}
 	if err != nil {
