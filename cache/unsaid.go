@@ -3,7 +3,13 @@ package cache
 // say labels the file of a complete object as such, if that has failed before, as it does on a full disk. o.mu is held, and released
 // meanwhile; the caller has a reference.
 func (o *Object) say() {
-	if o.unsaid == nil || o.ending {
+	for o.unsaid != nil && o.ending { // who completes it is about to end, or another is at it
+		ch := o.change()
+		o.mu.Unlock()
+		<-ch
+		o.mu.Lock()
+	}
+	if o.unsaid == nil {
 		return
 	}
 	o.ending = true // nobody takes the file meanwhile
