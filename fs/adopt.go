@@ -19,7 +19,8 @@ func (f *FS) adopted(node NodeID, in *meta.Inode, commit func(bool)) {
 		commit(true)
 		return
 	}
-	n := &openNode{node: node, inode: *in, backing: o.backing, ref: o.ref, file: o.file, pass: o.pass, noPass: o.noPass}
+	// Who has it open without passthrough is to see what becomes of it: nobody gets another node meanwhile.
+	n := &openNode{node: node, inode: *in, backing: o.backing, ref: o.ref, file: o.file, pass: o.pass, noPass: !o.pass}
 	if in.Object.Size == 0 {
 		if !o.pass {
 			commit(true)

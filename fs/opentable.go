@@ -26,7 +26,7 @@ type openNode struct {
 	ref     uint32        // its record in the session
 	file    cache.ID      // the file that is lent; the object gets another when it is damaged
 	pass    bool          // the kernel reads the cache file itself
-	noPass  bool          // registering it failed: the daemon serves it to the end
+	noPass  bool          // the daemon serves it to the end: registering it failed, or it was changed while it was served so
 	empty   cache.ID      // of an empty object: the staging file that it was, which those have who had it open
 	failed  failure       // of a read, lately
 	// restored: the process before this one opened it. inode and obj are not known; revive

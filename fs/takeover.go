@@ -116,6 +116,7 @@ func (f *FS) revived(ctx context.Context, o *openNode) (*openNode, error) {
 		return nil, err
 	}
 	n := &openNode{node: o.node, inode: in, backing: o.backing, ref: o.ref, file: o.file, pass: o.pass, stage: in.Stage}
+	n.noPass = !o.pass && in.Flags&meta.Ours != 0 // see adopted
 	if err := f.attachBase(ctx, n); err != nil {
 		return nil, err
 	}
