@@ -22,6 +22,7 @@ func (f *FS) fetchSource(ctx context.Context, ino meta.Ino, key string) error {
 	f.unqueue(ino)
 	end, err := f.open.begin(ctx, node)
 	if err != nil {
+		f.enqueue(ino) // who asks for it may have been stopped meanwhile
 		return err
 	}
 	err = f.fetchSourceNow(ctx, node, key)

@@ -131,5 +131,8 @@ func (f *FS) orderNow(ino meta.Ino) (seq uint64, kept bool, err error) {
 		seq = d.Seq
 		return tx.SetDirty(&d)
 	})
+	if err != nil {
+		f.enqueue(ino) // it has the place that it had
+	}
 	return seq, false, err
 }

@@ -1,0 +1,44 @@
+package fs
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/leatfs/leatfs/fs/meta"
+)
+
+// TestFetchSourceStopped: a file that is to be fetched, since something else is to be put under its key, goes on being
+// published when who asks for that is stopped while it waits.
+func TestFetchSourceStopped(t *testing.T) {
+	p, _ := writing(t, true)
+	p.steps(t, "put a.tmp 1", "drain")
+	p.steps(t, "append a.tmp 2")
+	e, err := p.walk("a.tmp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// It waits, since it may get another name.
+	within(t, "it is complete", func() bool {
+		d, err := p.db.Dirty(e.Node.Ino())
+		return err == nil && d.Seq != 0 && len(p.fs.publisher.queue.Snapshot()) > 0
+	})
+	end, err := p.fs.open.begin(t.Context(), e.Node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	if err := p.fs.fetchSource(ctx, e.Node.Ino(), "a.tmp"); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v, want that it was stopped", err)
+	}
+	end(nil)
+	p.fs.publisher.queue.HastenAll()
+	if err := p.fs.publisher.queue.Wait(t.Context(), uint64(e.Node.Ino())); err != nil {
+		t.Fatal(err)
+	}
+	if d, err := p.db.Dirty(e.Node.Ino()); !errors.Is(err, meta.ErrNotFound) {
+		t.Errorf("it has left the queue, and is not published: %+v, %v", d, err)
+	}
+	p.wantBucket(t, map[string]string{"a.tmp": "12"})
+}
