@@ -413,18 +413,32 @@ func (f *FS) forget(ctx context.Context, ino meta.Ino) {
 		}
 		return
 	}
-	node := f.nodeOf(&in)
-	end, err := f.open.begin(ctx, node)
-	if err != nil {
-		return // the mount ends; the next start does it
+	for {
+		node := f.nodeOf(&in)
+		end, err := f.open.begin(ctx, node)
+		if err != nil {
+			return // the mount ends; the next start does it
+		}
+		// It may have been staged meanwhile, also as another node.
+		if in, err = f.db.Inode(ino); err == nil && f.nodeOf(&in) == node {
+			f.forgetAlone(node, &in)
+		}
+		end(nil)
+		if err != nil || f.nodeOf(&in) == node {
+			return
+		}
 	}
-	defer end(nil)
+}
+
+// forgetAlone is forget of a file for the only one to open its node.
+func (f *FS) forgetAlone(node NodeID, in *meta.Inode) {
+	ino := in.Ino
 	if f.open.openHandles(ino) || !f.open.drop(node) {
-		f.relabel(&in) // it has no name after a power cut either
-		return         // at its last close
+		f.relabel(in) // it has no name after a power cut either
+		return        // at its last close
 	}
 	if in.Stage == 0 {
-		f.doom(&in)
+		f.doom(in)
 		return
 	}
 	var stage cache.ID
