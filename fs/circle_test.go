@@ -80,3 +80,35 @@ func TestForgottenWhileStaged(t *testing.T) {
 	}
 	p.wantBucket(t, nil)
 }
+
+// TestLabelledWhileRemoved: the label of a directory that is being written while that is removed does not stay.
+func TestLabelledWhileRemoved(t *testing.T) {
+	p, _ := writing(t, true)
+	p.steps(t, "mkdir d")
+	e, err := p.walk("d")
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, err := p.db.Inode(e.Node.Ino())
+	if err != nil {
+		t.Fatal(err)
+	}
+	unlock := p.fs.labels.lock(in.Ino)
+	removed := make(chan error, 1)
+	go func() { removed <- p.rmdir(t, "d") }()
+	within(t, "it has no name", func() bool {
+		now, err := p.db.Inode(in.Ino)
+		return err == nil && now.Flags&meta.Removed != 0
+	})
+	time.Sleep(20 * time.Millisecond) // it waits for who writes the label
+	root, err := p.db.Inode(in.Parent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = p.cache.LabelDir(uint64(in.Ino), p.fs.label(&root, &in))
+	unlock()
+	if err := errors.Join(err, <-removed); err != nil {
+		t.Fatal(err)
+	}
+	p.wantBucket(t, nil)
+}

@@ -408,6 +408,7 @@ func (f *FS) forget(ctx context.Context, ino meta.Ino) {
 		return
 	}
 	if in.Kind == meta.KindDir {
+		defer f.labels.lock(ino)() // what is being written as its label comes before
 		if err := f.cache.RemoveDirLabel(uint64(ino)); err != nil {
 			f.log.Debug("the label of a removed directory stays", "inode", ino, "err", err)
 		}
