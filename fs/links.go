@@ -20,7 +20,7 @@ import (
 // copied is the object under a further name of a file.
 type copied struct {
 	ETag string // of the copy
-	From string // ETag of what it is a copy of
+	From string // ETag of what it is a copy of; "": of something before, or since this was noted it was overwritten
 }
 
 // namePrefix begins the names of these records; no extended attribute of a user can.
@@ -39,6 +39,15 @@ func copyOf(tx *meta.Tx, ino meta.Ino, key string) (c copied, err error) {
 		return c, absent(err)
 	}
 	return c, json.Unmarshal(v, &c)
+}
+
+// setCopy notes what is under a further name with a key.
+func setCopy(tx *meta.Tx, ino meta.Ino, key string, c copied) error {
+	v, err := json.Marshal(c)
+	if err != nil {
+		return err
+	}
+	return tx.SetXattr(ino, recordOf(key), v)
 }
 
 // copyTokens are those of all copies under a key that a publication with one of these tokens may have
@@ -224,6 +233,13 @@ func (f *FS) publishName(ctx context.Context, w *work, n meta.Name, order func(c
 			return err
 		}
 		base, former = c.ETag, ""
+		if c.From != "" && c.From != w.in.Object.ETag {
+			// Should nobody come to know whether this copy is made, the one before is not taken to be there still, when
+			// the file has become what it was.
+			if err := setCopy(tx, w.in.Ino, key, copied{ETag: c.ETag}); err != nil {
+				return err
+			}
+		}
 		t, err := tx.Tomb(key)
 		if err != nil || t.Done != 0 {
 			return absent(err)
@@ -290,11 +306,7 @@ func (f *FS) publishName(ctx context.Context, w *work, n meta.Name, order func(c
 		if err := absent(tx.ClearTomb(key)); err != nil {
 			return err
 		}
-		v, err := json.Marshal(copied{ETag: out.Object.ETag, From: w.in.Object.ETag})
-		if err != nil {
-			return err
-		}
-		return tx.SetXattr(w.in.Ino, recordOf(key), v)
+		return setCopy(tx, w.in.Ino, key, copied{ETag: out.Object.ETag, From: w.in.Object.ETag})
 	})
 	if err == nil {
 		f.after(&fx)

@@ -2,6 +2,7 @@ package fs
 
 import (
 	"slices"
+	"sync/atomic"
 	"testing"
 
 	"github.com/leatfs/leatfs/objstore"
@@ -38,4 +39,38 @@ func TestCopyInDoubt(t *testing.T) {
 			p.wantBucket(t, c.want)
 		})
 	}
+}
+
+// TestCopyLostAndBack: a copy to a second name was made, and nobody heard of that. When the file then becomes what it was before,
+// the second name does not keep what was copied.
+func TestCopyLostAndBack(t *testing.T) {
+	p, o := writing(t, true)
+	p.steps(t, "put a 1", "ln a b", "drain")
+	o.fates(func(op objstore.Op) fate {
+		if op.Key == "a" {
+			o.gate = make(chan struct{}) // for what comes after this one
+		}
+		return carriedOut
+	})
+	p.steps(t, "put a 22")
+	o.waitHeld(t, "PUT b")
+	var once atomic.Bool
+	o.fates(func(op objstore.Op) fate {
+		if op.Key == "b" && once.CompareAndSwap(false, true) {
+			return lost
+		}
+		return carriedOut
+	})
+	p.steps(t, "put a 1")
+	within(t, "what is under way is given up", func() bool {
+		d, err := p.db.Dirty(p.ino(t, "a"))
+		return err == nil && d.Seq != 0
+	})
+	o.open()
+	p.wantBucket(t, map[string]string{"a": "1", "b": "1"})
+	if !once.Load() {
+		t.Error("no answer was lost; the test shows nothing")
+	}
+	p.steps(t, "append b 3")
+	p.wantBucket(t, map[string]string{"a": "13", "b": "13"})
 }
