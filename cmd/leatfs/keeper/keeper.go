@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"os/signal"
 	"sync"
@@ -469,12 +470,16 @@ func (k *keeper) command(w *worker, c kind, wait time.Duration) {
 	if c == kindStop {
 		w.phase = stopping
 	}
-	if err := send(w.conn, message{Kind: c}, nil, false); err != nil {
+	err := send(w.conn, message{Kind: c}, nil, false)
+	switch {
+	case errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, net.ErrClosed):
+		k.linkClosed(w) // it has just died, and the loop has not heard of it yet
+	case err != nil:
 		k.log.Warn("the worker cannot be told", "worker", w.pid(), "error", err)
 		k.terminate(w)
-		return
+	default:
+		k.set(w, wait, func() { k.terminate(w) })
 	}
-	k.set(w, wait, func() { k.terminate(w) })
 }
 
 // tell tells systemd.

@@ -75,3 +75,20 @@ func TestStopTwice(t *testing.T) {
 	b.signals <- unix.SIGINT
 	b.end(exitOK)
 }
+
+// A worker that dies in the moment in which the end is asked for is dead, and no worker that does
+// not do what it is told.
+func TestStopOfTheDead(t *testing.T) {
+	t.Parallel()
+	for i := range 20 {
+		b := run(t, first, later)
+		b.ready(0)
+		b.signal(0, unix.SIGKILL)
+		time.Sleep(time.Duration(i%10) * 300 * time.Microsecond)
+		b.signals <- unix.SIGTERM
+		b.end(exitOK)
+		if log := b.file("stderr"); strings.Contains(log, "level=WARN") {
+			t.Fatalf("after %d starts:\n%s", i+1, log)
+		}
+	}
+}
