@@ -225,6 +225,7 @@ func (f *FS) rebase(w *work, etag string) error {
 	})
 	if err == nil {
 		f.after(&fx)
+		f.enqueueTomb(w.key) // should it be called otherwise by now
 		err = errRebased
 	}
 	return err

@@ -111,6 +111,7 @@ type Notifier interface {
 //
 // Lock order: FS.listMu → openTable.mu, FS.labels → (locks of cache, meta); publisher.mu → meta.CloseLog → openTable.mu. Network is never waited
 // for under a lock; singleflight groups are not locks and are entered holding none.
+// A key's turn (keyTurns) is no lock either: it is taken before a node is (openTable.begin), and kept over requests.
 type FS struct {
 	opt    Options
 	log    *slog.Logger

@@ -212,12 +212,34 @@ func (f *FS) publishNames(ctx context.Context, w *work, order func(context.Conte
 	return nil
 }
 
+// furtherName tells whether a name is one of a file, with this key, and not its first.
+func furtherName(tx *meta.Tx, ino meta.Ino, n meta.Name, key string) (bool, error) {
+	have, err := tx.Lookup(n.Parent, n.Name)
+	if err != nil || have.Ino != ino {
+		return false, absent(err)
+	}
+	dir, err := tx.Inode(n.Parent)
+	if err != nil || dir.Prefix+n.Name != key {
+		return false, absent(err)
+	}
+	first, err := tx.Inode(ino)
+	return err == nil && (first.Parent != n.Parent || first.Name != n.Name), absent(err)
+}
+
 func (f *FS) publishName(ctx context.Context, w *work, n meta.Name, order func(context.Context) error) error {
 	dir, err := f.db.Inode(n.Parent)
 	if err != nil {
 		return absent(err)
 	}
 	key := dir.Prefix + n.Name
+	if err := order(ctx); err != nil {
+		return err
+	}
+	release, err := f.publisher.turns.take(ctx, key)
+	if err != nil {
+		return err
+	}
+	defer release()
 	// The queue knows of the first name only: a deletion under this one that has begun could hit the copy, where both have
 	// the same content. One that begins from now on finds that something follows.
 	defer f.enqueueTomb(key) // should it be needed after all
@@ -226,9 +248,13 @@ func (f *FS) publishName(ctx context.Context, w *work, n meta.Name, order func(c
 	}
 	var c copied
 	base, former, needs := "", "", meta.Ino(0)
+	is := false
 	if err := f.db.Do(func(tx *meta.Tx) error {
 		needs = 0
 		var err error
+		if is, err = furtherName(tx, w.in.Ino, n, key); err != nil || !is {
+			return err
+		}
 		if c, err = copyOf(tx, w.in.Ino, key); err != nil {
 			return err
 		}
@@ -249,13 +275,9 @@ func (f *FS) publishName(ctx context.Context, w *work, n meta.Name, order func(c
 			needs, err = f.needed(tx, &t, w)
 			return err
 		}
-		have, err := tx.Lookup(n.Parent, n.Name)
-		if err != nil || have.Ino != w.in.Ino {
-			return absent(err)
-		}
 		return tx.ClearTomb(key) // the copy is what is to be there
-	}); err != nil || c.From == w.in.Object.ETag {
-		return err
+	}); err != nil || !is || c.From == w.in.Object.ETag {
+		return err // of a name that is not its own by now
 	}
 	if needs != 0 {
 		return f.fetchSource(ctx, needs, key)
@@ -282,14 +304,11 @@ func (f *FS) publishName(ctx context.Context, w *work, n meta.Name, order func(c
 	var fx effects
 	err = f.db.Do(func(tx *meta.Tx) error {
 		fx.reset()
-		have, err := tx.Lookup(n.Parent, n.Name)
-		d, derr := tx.Inode(n.Parent)
-		if err := absent(err); err != nil {
+		is, err := furtherName(tx, w.in.Ino, n, key)
+		if err != nil {
 			return err
 		}
-		first, ferr := tx.Inode(w.in.Ino)
-		if err != nil || derr != nil || ferr != nil || have.Ino != w.in.Ino || d.Prefix+n.Name != key ||
-			first.Parent == n.Parent && first.Name == n.Name {
+		if !is {
 			t, err := f.tombOf(tx, key) // renamed or removed meanwhile, or the first name now
 			if err != nil {
 				return err

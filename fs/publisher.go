@@ -28,6 +28,7 @@ const dirDebounce = 3 * time.Second
 type publisher struct {
 	queue *publish.Queue
 	pub   *publish.Publisher
+	turns keyTurns
 	seed  maphash.Seed
 	turn  sync.Mutex // is held by who makes files complete; before mu and openTable.opening
 	start time.Time

@@ -150,9 +150,21 @@ func (f *FS) publishOnce(ctx context.Context, ino meta.Ino, seq uint64, order fu
 	job := publish.Job{Key: w.key, Token: newest(w.dirty.Token), Order: order,
 		IfNoneMatch: w.base == "", IfMatch: w.base,
 		Upload: publish.Upload(w.dirty.Upload), Began: func(u publish.Upload) error { return f.uploadBegan(ino, w.dirty.Seq, u) }}
+	var release func()
+	defer func() {
+		if release != nil {
+			release() // it is noted what came of it
+		}
+	}()
 	job.Order = func(ctx context.Context) error {
 		if err := order(ctx); err != nil {
 			return err
+		}
+		if release == nil {
+			var err error
+			if release, err = f.publisher.turns.take(ctx, w.key); err != nil {
+				return err
+			}
 		}
 		return f.keepReplaced(ctx, &w)
 	}

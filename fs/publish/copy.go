@@ -22,7 +22,9 @@ func (s *session) copy(ctx context.Context) (Outcome, error) {
 			gone.Have = src
 		}
 		// An earlier try may have copied it, and what came after have changed it.
-		if o, err := s.there(ctx); err != nil {
+		if err := s.order(ctx); err != nil {
+			return Outcome{}, err
+		} else if o, err := s.there(ctx); err != nil {
 			return Outcome{}, err
 		} else if s.mine(o) {
 			return copied(o), nil
