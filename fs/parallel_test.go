@@ -24,14 +24,22 @@ type worker struct {
 	m    tree
 	open []mfile
 	seed byte
+	few  bool // few names, few contents, which come back, and mostly changes of names
 }
 
 // TestParallelPrograms: programs that work beside each other, while what they closed is published, find what they left; at the end the
 // bucket has it, and nothing else.
 func TestParallelPrograms(t *testing.T) {
-	for _, c := range []struct{ pass, givesWay, asks bool }{{true, false, false}, {false, false, true}, {true, true, true}, {false, true, false}} {
-		t.Run(fmt.Sprintf("passthrough=%v gives way %v asks %v", c.pass, c.givesWay, c.asks), func(t *testing.T) {
+	for _, c := range []struct{ pass, givesWay, asks, few bool }{
+		{true, false, false, false}, {false, false, true, false}, {true, true, true, false}, {false, true, false, false},
+		{true, false, false, true}, {false, false, true, true},
+	} {
+		t.Run(fmt.Sprintf("passthrough=%v gives way %v asks %v few names %v", c.pass, c.givesWay, c.asks, c.few), func(t *testing.T) {
 			o := newOrigin()
+			lasts := parallelFor
+			if c.few { // much of what is published is under way while its names change
+				o.slow, lasts = 20*time.Millisecond, 2*parallelFor
+			}
 			r := newRig(t, t.TempDir(), c.pass)
 			r.opt.SmallObject, r.opt.PartSize, r.givesWay = 64<<10, 1<<20, c.givesWay
 			if c.asks {
@@ -46,7 +54,7 @@ func TestParallelPrograms(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 1))
 			var all []*worker
 			for g := range 4 {
-				w := &worker{program: newProgram(r), t: t, rng: rand.New(rand.NewPCG(seed, uint64(g+2))), top: fmt.Sprintf("g%d/", g), m: tree{newDir()}}
+				w := &worker{program: newProgram(r), t: t, rng: rand.New(rand.NewPCG(seed, uint64(g+2))), top: fmt.Sprintf("g%d/", g), m: tree{newDir()}, few: c.few}
 				w.unique = uint64(g+1) << 40
 				if err := w.mkdir(t, fmt.Sprintf("g%d", g)); err != nil {
 					t.Fatal(err)
@@ -55,11 +63,14 @@ func TestParallelPrograms(t *testing.T) {
 			}
 			for range 3 {
 				var tasks sync.WaitGroup
-				until := time.Now().Add(parallelFor)
+				until := time.Now().Add(lasts)
 				for _, w := range all {
 					tasks.Go(func() {
 						for time.Now().Before(until) && !t.Failed() {
 							w.step()
+							if c.few {
+								time.Sleep(time.Duration(w.rng.IntN(30)) * time.Millisecond)
+							}
 						}
 					})
 				}
@@ -131,7 +142,11 @@ func (w *worker) name() string {
 		}
 	}
 	slices.Sort(dirs)
-	return dirs[w.rng.IntN(len(dirs))] + modelNames[w.rng.IntN(len(modelNames))]
+	names := modelNames
+	if w.few {
+		names = []string{"a.txt", "b.txt", "c.bin"}
+	}
+	return dirs[w.rng.IntN(len(dirs))] + names[w.rng.IntN(len(names))]
 }
 
 func (w *worker) ok(what string, got, want error) {
@@ -141,6 +156,9 @@ func (w *worker) ok(what string, got, want error) {
 }
 
 func (w *worker) content() []byte {
+	if w.few {
+		return []byte([]string{"", "\x00", "A"}[w.rng.IntN(3)])
+	}
 	w.seed++
 	size := []int{0, 1, 100, 5000, 70 << 10}[w.rng.IntN(5)]
 	return bytes.Repeat([]byte{w.seed, byte(size), 7}, size/3+1)[:size]
@@ -196,7 +214,11 @@ func (w *worker) step() {
 	p := w.name()
 	d, name := w.m.at(p)
 	n := d.kids[name]
-	switch w.rng.IntN(13) {
+	what := w.rng.IntN(13)
+	if w.few {
+		what = []int{0, 0, 2, 4, 5, 5, 6, 7, 8, 8, 8, 8, 9, 9, 9, 11}[w.rng.IntN(16)]
+	}
+	switch what {
 	case 0, 1: // a whole file
 		if n != nil && n.kind != meta.KindFile {
 			return
@@ -231,6 +253,9 @@ func (w *worker) step() {
 		}
 	case 4:
 		size := int64([]int{0, 1, 4096, 50000}[w.rng.IntN(4)])
+		if w.few {
+			size &= 1
+		}
 		if n == nil || n.kind != meta.KindFile {
 			return
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"path"
 	"path/filepath"
@@ -39,6 +40,7 @@ type origin struct {
 	stray  bool                      // who gave up waiting at the gate is served when land is called; by mu
 	strays []func()                  // by mu
 	seen   []string                  // requests that were carried out, "PUT key"; by mu
+	slow   time.Duration             // how long a request takes at most to get there, and its answer; set before the first
 	held   chan string               // told, if there is room, of each request that comes to the gate
 }
 
@@ -89,11 +91,20 @@ func (o *origin) do(ctx context.Context, op objstore.Op, call func(context.Conte
 	if what == refused {
 		return &objstore.Error{Op: op.Name, Key: op.Key, Kind: objstore.Unavailable}
 	}
+	o.travel()
 	err := o.call(ctx, op, call)
+	o.travel()
 	if what == lost && err == nil && op.Name != "CREATE MULTIPART" {
 		return &objstore.Error{Op: op.Name, Key: op.Key, Kind: objstore.Timeout}
 	}
 	return err
+}
+
+// travel is the way of a request or an answer.
+func (o *origin) travel() {
+	if o.slow > 0 {
+		time.Sleep(rand.N(o.slow))
+	}
 }
 
 func (o *origin) call(ctx context.Context, op objstore.Op, call func(context.Context) error) error {
