@@ -95,19 +95,37 @@ func pjdfstest(w *world) ([]result, error) {
 		return results, err
 	}
 	for i, r := range results {
-		if r.status != "skipped" || !strings.Contains(r.detail, "allow_remount") {
-			continue
+		tries, remount := 0, false
+		switch {
+		case r.status == "skipped" && strings.Contains(r.detail, "allow_remount"):
+			tries, remount = 1, true
+		case r.status == "FAILED" && r.name == cutsItself:
+			tries = 5
 		}
-		one, err := suite(ctx, w, true, "--exact", "pjdfstest::tests::"+r.name)
-		if err != nil {
-			return results, err
+		for ; tries > 0 && results[i].status != "ok"; tries-- {
+			if results[i], err = alone(ctx, w, remount, r.name); err != nil {
+				return results, err
+			}
 		}
-		if len(one) != 1 || one[0].name != r.name {
-			return results, fmt.Errorf("pjdfstest was to run %s alone, and ran %d tests", r.name, len(one))
-		}
-		results[i] = one[0]
 	}
 	return results, nil
+}
+
+// cutsItself starts a program and at once opens its file with O_RDONLY|O_TRUNC. The kernel has a FUSE file system cut the file
+// before it looks whether somebody executes it. Where the program has not come to its first line by then, nobody does any more.
+const cutsItself = "open::etxtbsy"
+
+// alone runs one test.
+func alone(ctx context.Context, w *world, remount bool, name string) (result, error) {
+	w.t.Helper()
+	one, err := suite(ctx, w, remount, "--exact", "pjdfstest::tests::"+name)
+	if err != nil {
+		return result{}, err
+	}
+	if len(one) != 1 || one[0].name != name {
+		return result{}, fmt.Errorf("pjdfstest was to run %s alone, and ran %d tests", name, len(one))
+	}
+	return one[0], nil
 }
 
 // suite runs pjdfstest once. With remount it may make the file system read-only.
