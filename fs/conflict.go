@@ -215,6 +215,10 @@ func (f *FS) rebase(w *work, etag string) error {
 		if err != nil {
 			return absent(err)
 		}
+		dir, err := tx.Inode(now.Parent)
+		if err != nil || naturalKey(&dir, &now) != w.key {
+			return absent(err) // it is called otherwise by now, and its object may be what is under that name
+		}
 		if now.Stage != 0 && now.Object.ETag != "" && now.Flags&meta.Overlay == 0 {
 			if err := f.dropObject(tx, &now, w.key, &fx); err != nil {
 				return err

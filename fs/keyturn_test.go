@@ -75,3 +75,54 @@ func TestNameTakenWhileCopied(t *testing.T) {
 		})
 	}
 }
+
+// TestCalledOtherwiseWhileRefused: a file loses the name under which the origin has just refused it, since a copy that nobody knew
+// of was there. What is under its other name, which it has then, stays known as its own.
+func TestCalledOtherwiseWhileRefused(t *testing.T) {
+	o := newOrigin()
+	var hold atomic.Bool
+	held, free := make(chan struct{}), make(chan struct{})
+	r := newRig(t, t.TempDir(), true)
+	r.wrap = func(s objstore.Store) objstore.Store {
+		return objstore.Around(o.wrap(s), func(ctx context.Context, op objstore.Op, call func(context.Context) error) error {
+			err := call(ctx)
+			if op.Name == "HEAD" && op.Key == "b.t" && hold.CompareAndSwap(true, false) {
+				close(held)
+				<-free
+			}
+			return err
+		})
+	}
+	r.start(t)
+	t.Cleanup(func() { o.open(); r.stop(t) })
+	p := newProgram(r)
+	p.steps(t, "put a.t 1", "drain")
+	o.shut()
+	p.steps(t, "mv a.t b.t")
+	p.hasten(t)
+	o.waitHeld(t, "COPY b.t")
+	o.fates(func(objstore.Op) fate {
+		o.gate = make(chan struct{}) // for what comes after this one
+		return lost
+	})
+	p.steps(t, "ln b.t a.t") // the copy is given up, and made
+	o.open()
+	within(t, "the copy is there", func() bool { return bucket(t, p.store)["b.t"] == "1" })
+	o.fates(nil)
+	p.steps(t, "put a.t 22")
+	hold.Store(true)
+	p.hasten(t)
+	o.open()
+	<-held
+	p.steps(t, "rm b.t")
+	o.shut()
+	close(free)
+	p.hasten(t)
+	o.waitHeld(t, "PUT a.t")
+	mode := uint32(0o600)
+	if err := p.setattr(t, "a.t", SetAttr{Mode: &mode}); err != nil { // its label is written anew
+		t.Fatal(err)
+	}
+	o.open()
+	p.wantBucket(t, map[string]string{"a.t": "22"})
+}
