@@ -30,7 +30,7 @@ func (p *Publisher) Delete(ctx context.Context, key string, v Version) (gone boo
 	defer leave()
 	s := p.session(Job{Key: key})
 	if v.any() {
-		err := p.store.Delete(ctx, key, objstore.DeleteOptions{})
+		err := p.delete(ctx, key, objstore.DeleteOptions{})
 		return err == nil, err
 	}
 	etag := v.ETag
@@ -48,10 +48,10 @@ func (p *Publisher) Delete(ctx context.Context, key string, v Version) (gone boo
 	}
 	for range maxRestarts {
 		if p.caps.DeleteIfMatch {
-			err = p.store.Delete(ctx, key, objstore.DeleteOptions{IfMatch: etag})
+			err = p.delete(ctx, key, objstore.DeleteOptions{IfMatch: etag})
 		} else {
 			// Sent again a minute later it could hit what somebody else has put there meanwhile.
-			err = p.store.Delete(objstore.WithOneTry(ctx), key, objstore.DeleteOptions{})
+			err = p.delete(objstore.WithOneTry(ctx), key, objstore.DeleteOptions{})
 		}
 		if err == nil {
 			return true, nil
@@ -76,6 +76,17 @@ func (p *Publisher) Delete(ctx context.Context, key string, v Version) (gone boo
 		etag = o.ETag // ours, by its token or after all
 	}
 	return false, err
+}
+
+// delete makes the request, and waits for it as for one that commits: broken off, it could be carried out when the same content is
+// there again.
+func (p *Publisher) delete(ctx context.Context, key string, opt objstore.DeleteOptions) error {
+	ctx, done, err := p.committing(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	return p.store.Delete(ctx, key, opt)
 }
 
 // markerType is the content type of directory markers, as s3fs and others write it.
