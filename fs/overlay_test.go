@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -251,6 +252,31 @@ func TestOverlayInDoubt(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestOverlayLostAndBack: an overlay is published while it is renamed and back, and nobody hears of it. It goes on from what has
+// landed.
+func TestOverlayLostAndBack(t *testing.T) {
+	data := pattern(overlaid, 1)
+	p, o := overlaying(t, slices.Clone(data))
+	o.shut()
+	p.change(t, "big", 1<<20+10, []byte("first")).close()
+	copy(data[1<<20+10:], "first")
+	o.waitHeld(t, "PUT big")
+	var once atomic.Bool
+	o.fates(func(objstore.Op) fate {
+		if once.CompareAndSwap(false, true) {
+			return lost
+		}
+		return carriedOut
+	})
+	p.steps(t, "mv big b", "mv b big")
+	o.open()
+	p.wantBucket(t, map[string]string{"big": string(data)})
+	if !once.Load() {
+		t.Error("no answer was lost; the test shows nothing")
+	}
+	p.wantFile(t, "big", string(data))
 }
 
 // TestOverlayKept: who has an overlay open keeps all of it when the file is removed or another takes its name, before and after
