@@ -2,6 +2,7 @@ package fs
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/leatfs/leatfs/fs/meta"
@@ -12,7 +13,8 @@ import (
 //
 //   - what may still land under a key that is to be empty counts as there: its deletion waits;
 //   - what is put under a key does not make the tokens of earlier publications forgotten;
-//   - nothing is put where an unconditional deletion may be under way.
+//   - nothing else is put where a publication or a deletion may be under way: that it is conditional on an ETag does not help
+//     where a content comes back.
 
 // defaultDoubt is how long after the death of a process its requests may be carried out: many times what
 // a store takes for the largest that are not repeated, a PUT of 16 MiB or a completion.
@@ -30,21 +32,22 @@ func (f *FS) beginDoubt(left bool) {
 func (f *FS) inDoubt() bool { return time.Now().Before(f.doubtUntil) }
 
 // mayBury is errLater while something of ours may still land under the key of a tomb, or be deleted there.
-func (f *FS) mayBury(t *meta.Tomb) error {
-	if err := f.mayPut(t); err != nil {
-		return err
-	}
-	if t.Token != "" && f.inDoubt() {
-		return fmt.Errorf("%w: what a process that was killed was about to put under %q may still come", errLater, t.Key)
-	}
-	return nil
-}
+func (f *FS) mayBury(t *meta.Tomb) error { return f.mayPut(t.Key, t, "") }
 
-// mayPut is errLater while a deletion by an earlier process may be under way that would hit what is put
-// under the key of a tomb now.
-func (f *FS) mayPut(t *meta.Tomb) error {
-	if t.Done == 0 && t.Seq < f.firstSeq && !f.store.Caps().DeleteIfMatch && f.inDoubt() {
-		return fmt.Errorf("%w: a process that was killed may still have %q deleted", errLater, t.Key)
+// mayPut is errLater while something of an earlier process may be under way that would hit what is put under a key now: t is
+// the tomb of the key, if it has one. token is that of what is to be put there, and of what else the file may have there: the
+// same publication, once more, is no harm.
+func (f *FS) mayPut(key string, t *meta.Tomb, token string) error {
+	if !f.inDoubt() {
+		return nil
+	}
+	if t.Key != "" && t.Done == 0 && t.Seq < f.firstSeq {
+		return fmt.Errorf("%w: a process that was killed may still have %q deleted", errLater, key)
+	}
+	for _, other := range strings.Fields(tokens(former(token), t.Token)) {
+		if other != newest(token) {
+			return fmt.Errorf("%w: what a process that was killed was about to put under %q may still come", errLater, key)
+		}
 	}
 	return nil
 }

@@ -49,6 +49,15 @@ func TestStrayRequests(t *testing.T) {
 		{"renamed", []string{"put a 1"}, "PUT a", []string{"mv a b"}, map[string]string{"b": "1"}, true},
 		{"replaced", []string{"put a 1", "drain", "append a 2"}, "PUT a", []string{"append a 3"}, map[string]string{"a": "123"}, true},
 		{"deleted and made again", []string{"put a 1", "drain", "rm a"}, "DELETE a", []string{"put a 2"}, map[string]string{"a": "2"}, true},
+		{"became what it was", []string{"put a 1", "drain", "put a 22"}, "PUT a", []string{"put a 1"}, map[string]string{"a": "1"}, true},
+		{"published, became what it was", []string{"put a 1", "drain", "put a 22"}, "PUT a", []string{"settle", "put a 1"}, map[string]string{"a": "1"}, true},
+		{"published, renamed and back, became what it was", []string{"put a 1", "drain", "put a 22"}, "PUT a", []string{"settle", "mv a c", "mv c a", "put a 1"}, map[string]string{"a": "1"}, true},
+		{"published, removed, made again as it was", []string{"put a 1", "drain", "put a 22"}, "PUT a", []string{"settle", "rm a", "put b 1", "mv b a"}, map[string]string{"a": "1"}, true},
+		{"deleted and made again as it was", []string{"put a 1", "drain", "rm a"}, "DELETE a", []string{"put a 1"}, map[string]string{"a": "1"}, true},
+		{"deleted, made again as it was", []string{"put a 1", "drain", "rm a"}, "DELETE a", []string{"settle", "put a 1"}, map[string]string{"a": "1"}, true},
+		{"second name removed and made again", []string{"put a.t 1", "ln a.t b.t", "drain", "rm b.t"}, "DELETE b.t", []string{"ln a.t b.t"}, map[string]string{"a.t": "1", "b.t": "1"}, true},
+		{"second name removed, made again", []string{"put a.t 1", "ln a.t b.t", "drain", "rm b.t"}, "DELETE b.t", []string{"settle", "ln a.t b.t"}, map[string]string{"a.t": "1", "b.t": "1"}, true},
+		{"second name made, removed", []string{"put a.t 1", "drain", "ln a.t b.t"}, "COPY b.t", []string{"settle", "rm b.t"}, map[string]string{"a.t": "1"}, true},
 		{"deleted and made again, without conditions", []string{"put a 1", "drain", "rm a"}, "DELETE a", []string{"put a 2"}, map[string]string{"a": "2"}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {

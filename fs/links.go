@@ -192,7 +192,7 @@ func (f *FS) promote(tx *meta.Tx, in, was *meta.Inode, from, to string, fx *effe
 	}
 	in.Object = was.Object
 	in.Object.Key, in.Object.ETag, in.Object.VersionID = to, c.ETag, ""
-	if err := absent(tx.ClearTomb(to)); err != nil {
+	if err := f.fill(tx, to, ""); err != nil {
 		return false, err
 	}
 	return true, f.touchNames(tx, in, fx)
@@ -267,15 +267,23 @@ func (f *FS) publishName(ctx context.Context, w *work, n meta.Name, order func(c
 			}
 		}
 		t, err := tx.Tomb(key)
+		if err := absent(err); err != nil {
+			return err
+		}
+		if c.From != w.in.Object.ETag {
+			if err := f.mayPut(key, &t, copyTokens(w.dirty.Token, key)); err != nil {
+				return err
+			}
+		}
 		if err != nil || t.Done != 0 {
-			return absent(err)
+			return nil
 		}
 		base, former = cmp.Or(t.ETag, base), t.Token
 		if c.From != w.in.Object.ETag {
 			needs, err = f.needed(tx, &t, w)
 			return err
 		}
-		return tx.ClearTomb(key) // the copy is what is to be there
+		return f.fill(tx, key, "") // the copy is what is to be there
 	}); err != nil || !is || c.From == w.in.Object.ETag {
 		return err // of a name that is not its own by now
 	}
@@ -322,7 +330,7 @@ func (f *FS) publishName(ctx context.Context, w *work, n meta.Name, order func(c
 		if failed != nil {
 			return nil
 		}
-		if err := absent(tx.ClearTomb(key)); err != nil {
+		if err := f.fill(tx, key, job.Token); err != nil {
 			return err
 		}
 		return setCopy(tx, w.in.Ino, key, copied{ETag: out.Object.ETag, From: w.in.Object.ETag})

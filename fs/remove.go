@@ -370,7 +370,7 @@ func (f *FS) moveObject(tx *meta.Tx, in, was *meta.Inode, from, to string, fx *e
 				return err
 			}
 		}
-		if err := absent(tx.ClearTomb(to)); err != nil || in.Stage != 0 {
+		if err := f.fill(tx, to, ""); err != nil || in.Stage != 0 {
 			return err
 		}
 		if in.Links > 0 {

@@ -49,8 +49,11 @@ func (f *FS) look(ino meta.Ino, seq uint64) (w work, ok bool, err error) {
 		}
 		w.key = naturalKey(&w.dir, &w.in)
 		t, err := tx.Tomb(w.key)
-		if later := f.mayPut(&t); err == nil && later != nil {
-			return later
+		if err := absent(err); err != nil {
+			return err
+		}
+		if err := f.mayPut(w.key, &t, w.dirty.Token); err != nil {
+			return err
 		}
 		switch {
 		case err == nil && t.Done == 0 && t.ETag != noObject:
@@ -58,8 +61,6 @@ func (f *FS) look(ino meta.Ino, seq uint64) (w work, ok bool, err error) {
 			if w.needs, err = f.needed(tx, &t, &w); err != nil {
 				return err
 			}
-		case err != nil && !errors.Is(err, meta.ErrNotFound):
-			return err
 		case objectKey(&w.in, w.key) == w.key && w.in.Kind != meta.KindDir:
 			w.base = w.in.Object.ETag
 		}
