@@ -41,7 +41,7 @@ func (f *FS) mayPut(key string, t *meta.Tomb, token string) error {
 	if !f.inDoubt() {
 		return nil
 	}
-	if t.Key != "" && t.Done == 0 && t.Seq < f.firstSeq {
+	if f.deletedBefore(t) {
 		return fmt.Errorf("%w: a process that was killed may still have %q deleted", errLater, key)
 	}
 	for _, other := range strings.Fields(tokens(former(token), t.Token)) {
@@ -50,6 +50,15 @@ func (f *FS) mayPut(key string, t *meta.Tomb, token string) error {
 		}
 	}
 	return nil
+}
+
+// deletedBefore tells whether a deletion by an earlier process may be under way under the key of a tomb.
+func (f *FS) deletedBefore(t *meta.Tomb) bool {
+	if t.Seq == 0 || t.Done != 0 || !f.inDoubt() {
+		return false
+	}
+	_, again := f.deletions.Load(t.Key)
+	return again || t.Seq < f.firstSeq
 }
 
 // fill takes the tomb of a key away under which something was put, or nothing is; token is of what else of

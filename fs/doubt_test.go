@@ -55,6 +55,8 @@ func TestStrayRequests(t *testing.T) {
 		{"published, removed, made again as it was", []string{"put a 1", "drain", "put a 22"}, "PUT a", []string{"settle", "rm a", "put b 1", "mv b a"}, map[string]string{"a": "1"}, true},
 		{"deleted and made again as it was", []string{"put a 1", "drain", "rm a"}, "DELETE a", []string{"put a 1"}, map[string]string{"a": "1"}, true},
 		{"deleted, made again as it was", []string{"put a 1", "drain", "rm a"}, "DELETE a", []string{"settle", "put a 1"}, map[string]string{"a": "1"}, true},
+		{"directory removed, made, removed and made again", []string{"mkdir d", "drain", "rmdir d"}, "DELETE d/", []string{"mkdir d", "rmdir d", "mkdir d"}, map[string]string{"d/": ""}, true},
+		{"directory removed, made and removed, made again", []string{"mkdir d", "drain", "rmdir d"}, "DELETE d/", []string{"mkdir d", "rmdir d", "settle", "mkdir d"}, map[string]string{"d/": ""}, true},
 		{"second name removed and made again", []string{"put a.t 1", "ln a.t b.t", "drain", "rm b.t"}, "DELETE b.t", []string{"ln a.t b.t"}, map[string]string{"a.t": "1", "b.t": "1"}, true},
 		{"second name removed, made again", []string{"put a.t 1", "ln a.t b.t", "drain", "rm b.t"}, "DELETE b.t", []string{"settle", "ln a.t b.t"}, map[string]string{"a.t": "1", "b.t": "1"}, true},
 		{"second name made, removed", []string{"put a.t 1", "drain", "ln a.t b.t"}, "COPY b.t", []string{"settle", "rm b.t"}, map[string]string{"a.t": "1"}, true},

@@ -122,9 +122,11 @@ type FS struct {
 	root   meta.Inode
 	began  int64 // when the mount began, nanoseconds since 1970
 	// firstSeq is greater than what earlier processes have numbered, and until doubtUntil their
-	// requests may still be carried out, see doubt.go.
+	// requests may still be carried out, see doubt.go. deletions are keys whose tombs are newer, and were
+	// older: no more than there were tombs when this process began.
 	firstSeq   uint64
 	doubtUntil time.Time
+	deletions  sync.Map
 
 	ctx    context.Context // done at Close; background work runs under it
 	cancel context.CancelFunc

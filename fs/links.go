@@ -291,7 +291,7 @@ func (f *FS) publishName(ctx context.Context, w *work, n meta.Name, order func(c
 		return f.fetchSource(ctx, needs, key)
 	}
 	job := publish.Job{Key: key, Copy: &publish.Source{Key: w.key, ETag: w.in.Object.ETag, VersionID: w.in.Object.VersionID, Size: w.in.Object.Size},
-		Token: copyToken(newest(w.dirty.Token), key), Order: order, IfNoneMatch: base == "", IfMatch: base}
+		Token: copyToken(newest(w.dirty.Token), key), IfNoneMatch: base == "", IfMatch: base}
 	out, err := f.publisher.pub.Publish(ctx, job)
 	var other *publish.Conflict
 	if errors.As(err, &other) {

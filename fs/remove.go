@@ -302,6 +302,9 @@ func (f *FS) leaveKey(tx *meta.Tx, key string, fx *effects) error {
 
 // entomb writes a tomb as the newest.
 func (f *FS) entomb(tx *meta.Tx, t *meta.Tomb, fx *effects) error {
+	if f.deletedBefore(t) {
+		f.deletions.Store(t.Key, nil) // the tomb does not tell that any more
+	}
 	t.Seq, t.Tries, t.Error = f.db.NextSeq(), 0, ""
 	fx.tombs = append(fx.tombs, t.Key)
 	return tx.SetTomb(t)
