@@ -1,9 +1,6 @@
 package fs
 
-import (
-	"testing"
-	"time"
-)
+import "testing"
 
 // TestDeletionBrokenOff: a deletion is under way and not wanted any more. It does not hit the same content that is put there
 // afterwards, though the origin carries out later what nobody waits for.
@@ -22,18 +19,9 @@ func TestDeletionBrokenOff(t *testing.T) {
 			map[string]string{"a.t": "1", "b.t": "1"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p, o := newStray(t, true)
-			last := len(c.before) - 1
-			p.steps(t, c.before[:last]...)
-			o.shut()
-			p.steps(t, c.before[last])
-			p.hasten(t)
-			o.waitHeld(t, c.request)
+			p, o := underWay(t, true, c.before, c.request)
 			p.steps(t, c.meantime...)
-			for range 20 { // should it be broken off, it is given the time for that
-				p.hasten(t)
-				time.Sleep(5 * time.Millisecond)
-			}
+			p.settle(t) // should it be broken off, it is given the time for that
 			o.open()
 			p.steps(t, c.after...)
 			p.drain(t)

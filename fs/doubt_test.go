@@ -63,32 +63,20 @@ func TestStrayRequests(t *testing.T) {
 		{"deleted and made again, without conditions", []string{"put a 1", "drain", "rm a"}, "DELETE a", []string{"put a 2"}, map[string]string{"a": "2"}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p, o := newStray(t, c.conditional)
-			last := len(c.before) - 1
-			p.steps(t, c.before[:last]...)
-			o.shut()
-			p.steps(t, c.before[last])
-			p.hasten(t)
-			o.waitHeld(t, c.request)
+			p, o := underWay(t, c.conditional, c.before, c.request)
 			p.takeOver(t)
 			o.mu.Lock()
 			o.stray = false
 			o.mu.Unlock()
 			o.open()
-			settle := func() { // as long as what was under way may take
-				for range 20 {
-					p.hasten(t)
-					time.Sleep(5 * time.Millisecond)
-				}
-			}
 			for _, step := range c.after {
 				if step == "settle" {
-					settle()
+					p.settle(t)
 				} else {
 					p.steps(t, step)
 				}
 			}
-			settle()
+			p.settle(t)
 			if !p.fs.inDoubt() {
 				t.Skip("this machine is too slow: what was under way would have ended by now")
 			}
@@ -98,6 +86,28 @@ func TestStrayRequests(t *testing.T) {
 			p.wantBucket(t, c.want)
 			p.wantShown(t, c.want)
 		})
+	}
+}
+
+// underWay runs steps and holds up the request of the last of them.
+func underWay(t *testing.T, conditional bool, steps []string, request string) (*program, *origin) {
+	t.Helper()
+	p, o := newStray(t, conditional)
+	last := len(steps) - 1
+	p.steps(t, steps[:last]...)
+	o.shut()
+	p.steps(t, steps[last])
+	p.hasten(t)
+	o.waitHeld(t, request)
+	return p, o
+}
+
+// settle waits as long as what was under way may take.
+func (p *program) settle(t *testing.T) {
+	t.Helper()
+	for range 20 {
+		p.hasten(t)
+		time.Sleep(5 * time.Millisecond)
 	}
 }
 
