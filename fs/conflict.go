@@ -127,13 +127,8 @@ func (f *FS) conflictOfName(w *work, n meta.Name, key string, have *objstore.Obj
 	err := f.db.Do(func(tx *meta.Tx) error {
 		fx.reset()
 		moved = false
-		now, err := tx.Lookup(n.Parent, n.Name)
-		if err != nil || now.Ino != w.in.Ino {
-			return absent(err) // it is gone, or called otherwise, by now: nothing is in its way
-		}
-		first, err := tx.Inode(w.in.Ino)
-		if err != nil || first.Parent == n.Parent && first.Name == n.Name {
-			return err // it is the first name by now
+		if is, err := furtherName(tx, w.in.Ino, n, key); err != nil || !is {
+			return err // it is gone, called otherwise, or the first name, by now: nothing is in its way
 		}
 		in, err := tx.Move(n.Parent, n.Name, n.Parent, name)
 		if err != nil {

@@ -363,11 +363,11 @@ func (f *FS) moveObject(tx *meta.Tx, in, was *meta.Inode, from, to string, fx *e
 	if src == to {
 		// It is back where its object is, or what a publication that was under way when it left has put in its place: that is
 		// known by its token.
-		t, err := f.tombOf(tx, to)
-		if err != nil {
-			return err
-		}
 		if in.Stage != 0 {
+			t, err := f.tombOf(tx, to)
+			if err != nil {
+				return err
+			}
 			d.Token = besides(d.Token, t.Token)
 			if err := tx.SetDirty(&d); err != nil {
 				return err
